@@ -1,0 +1,1 @@
+"""The coordinator: reads one snapshot, decides purely, writes fenced, says why."""

@@ -1,0 +1,69 @@
+"""The contract of a predictor: rows of observed cells in, throughput with its uncertainty in every configuration out.
+
+A row's prediction depends on that row and the fitted history alone, so one new sample updates one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heet_elastic.model import Cell, Configuration, JobFeatures, Profile
+
+FloatArray = NDArray[np.float64]
+
+
+class Source(IntEnum):
+    """Where a number of a completed table comes from; shown wherever the number is."""
+
+    MEASURED = 0  # seen in this job
+    REUSED = 1  # a similar past job's row, scaled
+    MODEL = 2  # completed from this job's cells (and history)
+    PRIOR = 3  # datasheet figures alone: nothing was measured on this host type
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """One job's row: what was measured of it and what is known about it. No cell at all is allowed."""
+
+    job: str
+    name: str = ""
+    family: str = ""
+    cells: tuple[tuple[Configuration, Cell], ...] = ()
+    features: JobFeatures | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The completed table of J jobs over K configurations.
+
+    throughput_JK: work units/s, > 0 and finite; measured cells as measured.
+    log_std_JK: standard deviation of ln(throughput), >= 0; exp(+-1.28 log_std) is the 80 % interval.
+    source_JK: a Source each (int8).
+    """
+
+    configurations: tuple[Configuration, ...]
+    throughput_JK: FloatArray
+    log_std_JK: FloatArray
+    source_JK: NDArray[np.int8]
+
+
+class Predictor(Protocol):
+    """A method fitted to a history. A value: `predict` changes nothing."""
+
+    name: str
+
+    def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
+        """Complete the rows of `jobs`. Unusable cells (zero, NaN, unknown configuration) are left out, never an error.
+
+        Vectorised over jobs; deterministic.
+        """
+
+
+Fit = Callable[[Sequence[Profile], np.random.Generator], Predictor]
+"""A method: fit to the profiles of past jobs (an empty history is allowed)."""
