@@ -56,7 +56,10 @@ class Completion:
 class Predictor(Protocol):
     """A method fitted to a history. A value: `predict` changes nothing."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The method's key in METHODS."""
+        ...
 
     def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
         """Complete the rows of `jobs`. Unusable cells (zero, NaN, unknown configuration) are left out, never an error.
