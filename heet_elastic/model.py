@@ -89,7 +89,9 @@ def check_id(kind: str, text: str) -> str:
     if not text:
         raise ValueError(f"the {kind} is empty: give it a name")
     if len(text) > MAX_ID_LENGTH:
-        raise ValueError(f"the {kind} has {len(text)} characters, at most {MAX_ID_LENGTH} are allowed: {text[:40]!r}...")
+        raise ValueError(
+            f"the {kind} has {len(text)} characters, at most {MAX_ID_LENGTH} are allowed: {text[:40]!r}..."
+        )
     if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in text):
         raise ValueError(f"the {kind} {text!r} contains a control character: use printable characters")
     return text
@@ -188,7 +190,7 @@ class JobSpec:
     script: str = ""  # basename
     arguments_hash: str = ""
     user: str = ""
-    self_formed_after_s: float = 2.0
+    origin: str = ""  # what started it, e.g. the Slurm job: another origin is another run
 
     def __post_init__(self) -> None:
         check_id("job id", self.job)
@@ -579,6 +581,7 @@ class JobView:
     status: Versioned[JobStatus] | None = None
     control: Versioned[Control] | None = None
     wanted: Mapping[str, Versioned[Wanted]] = field(default_factory=dict)
+    ended: bool = False  # the result is young (a key under a lease of late_join_s): latecomers belong to that run
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,6 +607,28 @@ class Snapshot:
     epoch: Epoch | None = None
     claims: Mapping[str, Claims] = field(default_factory=dict)
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+
+
+def order_members(previous: Allocation | None, members: Iterable[Member]) -> tuple[Member, ...]:
+    """Members in rank order: survivors keep their order, so rank 0 is one; new ones follow, grouped by host.
+
+    Independent of the order in which `members` come.
+    """
+    before = {} if previous is None else {m.agent: i for i, m in enumerate(previous.members)}
+    return tuple(sorted(members, key=lambda m: (before.get(m.agent, len(before)), m.host, m.agent)))
+
+
+def configuration_of(members: Iterable[Member], types: Mapping[tuple[str, str], str]) -> Configuration | None:
+    """The configuration that these members run; None without members, for mixed or unknown host types.
+
+    `types` maps (host, device) to host type.
+    """
+    members = tuple(members)
+    kinds = {types.get((m.host, g)) for m in members for g in m.gpus}
+    if len(kinds) != 1 or None in kinds:
+        return None
+    workers = sum(len(m.gpus) for m in members)
+    return Configuration(str(kinds.pop()), workers, len({m.host for m in members}))
 
 
 def merge_hosts(records: Iterable[HostRecord]) -> dict[str, Host]:

@@ -116,6 +116,10 @@ class Keys:
         """Result."""
         return f"{self.job(job)}result"
 
+    def ended(self, job: str) -> str:
+        """Copy of a young result under a lease of `late_join_s`: who comes while it is there is late, not new."""
+        return f"{self.job(job)}ended"
+
     def account(self, job: str) -> str:
         """Account."""
         return f"{self.job(job)}account"
@@ -173,7 +177,11 @@ class Keys:
                 return Name("claims", host=decode_id(host))
             case ["profiles", name]:
                 return Name("profile", who=decode_id(name))
-            case ["jobs", job, "spec" | "allocation" | "frozen" | "result" | "account" | "status" | "control" as kind]:
+            case [
+                "jobs",
+                job,
+                "spec" | "allocation" | "frozen" | "result" | "ended" | "account" | "status" | "control" as kind,
+            ]:
                 return Name(kind, job=decode_id(job))
             case ["jobs", job, "agents", agent]:
                 return Name("agent", job=decode_id(job), who=decode_id(agent))

@@ -26,6 +26,7 @@ RECORD_TYPES: dict[str, type[Any]] = {
     "allocation": model.Allocation,
     "frozen": model.Frozen,
     "result": model.Result,
+    "ended": model.Result,
     "account": model.Account,
     "status": model.JobStatus,
     "control": model.Control,
