@@ -124,6 +124,9 @@ class Lease(Protocol):
 class Watch(Protocol):
     """A running watch; `close` ends it and joins its thread."""
 
+    def silent_for_s(self) -> float:
+        """Seconds since contact with the store was lost (local monotonic time); 0.0 while events flow."""
+
     def close(self) -> None:
         """End the watch. No callback runs after it returns (unless called from one)."""
 
