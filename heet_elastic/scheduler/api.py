@@ -87,8 +87,13 @@ class Choice:
 class Policy(Protocol):
     """A way to share the cluster. A value: `choose` changes nothing and depends on its arguments alone."""
 
-    name: str
-    interval_s: float  # how often the policy wants to be asked besides arrivals, departures and losses
+    @property
+    def name(self) -> str:
+        """The name that `--policy` takes."""
+
+    @property
+    def interval_s(self) -> float:
+        """How often the policy wants to be asked besides arrivals, departures and losses."""
 
     def choose(self, problem: Problem, rng: np.random.Generator) -> Choice:
         """One (host type, workers) per job, within the GPUs of each type. Independent of the order of jobs."""
