@@ -128,13 +128,16 @@ class _Row:
     batch: float
 
 
-def load_table(path: str | Path) -> ThroughputTable:
-    """Read a table. UsageError when the file cannot be read, lacks a column, or holds no usable row."""
+def load_table(path: str | Path, *, file_units: bool = False) -> ThroughputTable:
+    """Read a table. UsageError when the file cannot be read, lacks a column, or holds no usable row.
+
+    `file_units`: throughput as it is in the file, so that work given in the file's unit can be divided by it.
+    """
     lines, skipped = _read(Path(path))
     rows: list[_Row] = []
     for line, record in lines:
         try:
-            rows.append(_parse(record))
+            rows.append(_parse(record, file_units))
         except ValueError as e:
             skipped.append(SkippedRow(line, str(e)))
     if not rows:
@@ -250,7 +253,7 @@ def _hosts(record: dict[str, str], workers: int) -> int:
     return hosts
 
 
-def _parse(record: dict[str, str]) -> _Row:
+def _parse(record: dict[str, str], file_units: bool) -> _Row:
     """One row; ValueError with the reason when it does not count."""
     if not record["job"] or not record["gpu_type"]:
         raise ValueError(f"{'job' if not record['job'] else 'gpu_type'} is empty")
@@ -258,7 +261,7 @@ def _parse(record: dict[str, str]) -> _Row:
     throughput = _number(record, "throughput")
     if throughput <= 0:
         raise ValueError(f"throughput is {record['throughput']!r}: did not run")
-    work, unit = _per_second(record, throughput)
+    work, unit = (throughput, record.get("unit") or "work/s") if file_units else _per_second(record, throughput)
     return _Row(
         job=record["job"],
         family=record.get("model") or record["job"],
