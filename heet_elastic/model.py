@@ -191,6 +191,7 @@ class JobSpec:
     arguments_hash: str = ""
     user: str = ""
     origin: str = ""  # what started it, e.g. the Slurm job: another origin is another run
+    submitted: bool = False  # heet-agents can start torchruns of it; no part of what is compared under a live id
 
     def __post_init__(self) -> None:
         check_id("job id", self.job)
@@ -279,6 +280,7 @@ class Allocation:
     configuration: Configuration | None = None
     leader: str = ""  # UUID of the coordinator that planned it; empty for rounds that members wrote
     grace: bool = True  # old workers get the full grace on SIGTERM; False after a lost peer or a failure
+    releasing: tuple[Member, ...] = ()  # devices of earlier rounds that were not yet free (coordinator.decide.devices)
 
     def __post_init__(self) -> None:
         if self.round < 1:
@@ -323,7 +325,6 @@ class RoundStore:
 class Failure:
     """A worker's own failure; stored at jobs/<job>/failures/<round>/<agent>.
 
-    `age_s` orders failures of one round without comparing clocks: seconds between the failure and its report.
     `secondary`: a collective or connection error, that is, the echo of somebody else's failure.
     """
 
@@ -335,7 +336,6 @@ class Failure:
     error: str
     place: str = ""  # exception type, file and line: the same in all workers and no step yet = the script itself
     steps: int = 0
-    age_s: float = 0.0
     secondary: bool = False
 
 
@@ -594,6 +594,7 @@ class Host:
     boot_id: str = ""
     agents: tuple[str, ...] = ()
     locked: frozenset[str] = frozenset()
+    visible: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by process: what it sees; absent = all
 
 
 @dataclass(frozen=True, slots=True)
@@ -654,6 +655,7 @@ def merge_hosts(records: Iterable[HostRecord]) -> dict[str, Host]:
             boot_id=group[0].boot_id,
             agents=tuple(r.agent for r in group),
             locked=frozenset(u for r in group for u in r.locked),
+            visible={r.agent: frozenset(g.uuid for g in r.gpus) for r in group if len(r.gpus) < len(gpus)},
         )
     return hosts
 

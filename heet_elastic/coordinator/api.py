@@ -1,19 +1,42 @@
-"""What `decide` returns: actions for the thin loop to apply, each fenced, and a reason for every job.
+"""What `decide` takes and returns: a world of values in; actions for the thin loop, a reason for every job, and what to
+remember out.
 
-    decide(now, snapshot, policy, settings, rng) -> Decision
+    decide(now, world, policy, settings, rng) -> Decision
+
+The live coordinator and the simulator are two callers of the same `decide`. Both keep a `Table` up to date with
+`decide.table.refresh`, hand over the newest snapshot, and pass `Decision.memory` into the next `World`. A new leader
+starts with an empty `Memory`: everything that matters is derived from the store again, fences restart in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
-from heet_elastic.model import Account, Allocation, JobStatus, Profile, Result, Wanted
+import numpy as np
+from numpy.typing import NDArray
+
+from heet_elastic.model import (
+    Account,
+    Allocation,
+    Cell,
+    Configuration,
+    JobFeatures,
+    JobStatus,
+    Profile,
+    Result,
+    Snapshot,
+    Wanted,
+)
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Write the next round of a job; compares the allocation's mod_revision, the absence of `frozen`, and the leader."""
+    """Write the next round of a job; compares the allocation's mod_revision, the absence of `frozen`, the leader."""
 
     job: str
     allocation: Allocation
@@ -75,14 +98,108 @@ class Forget:
     job: str
 
 
-Action = Allocate | Want | Unwant | SetStatus | SetAccount | SetResult | SetProfile | Forget
+@dataclass(frozen=True, slots=True)
+class DropClaims:
+    """Remove a host's claims of self-formed rounds: a coordinator leads now."""
+
+    host: str
+
+
+Action = Allocate | Want | Unwant | SetStatus | SetAccount | SetResult | SetProfile | Forget | DropClaims
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The axes of every row: host types, worker counts 1..workers, dense or spread.
+
+    per_host_H: GPUs of the largest host of each type; w workers are dense on ceil(w / per_host) hosts and spread on one
+    host more (on w hosts at most).
+    """
+
+    host_types: tuple[str, ...] = ()
+    workers: int = 0
+    per_host_H: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One job's predictions and progress.
+
+    throughput_HWS: work units/s, 0 = closed to the job. log_std_HW: standard deviation of ln(throughput), dense.
+    source_HWS: a `predictor.api.Source` each. cells: what was measured. done: work units done; total: None = unknown.
+    picture grows whenever a measurement says something new (a new cell, or one that moved by more than 20 %).
+    """
+
+    throughput_HWS: FloatArray
+    log_std_HW: FloatArray
+    source_HWS: NDArray[np.int8]
+    cells: tuple[tuple[Configuration, Cell], ...] = ()
+    features: JobFeatures | None = None
+    done: float = 0.0
+    total: float | None = None
+    picture: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The completed table: a row per live job, all on the same axes. A job without a row counts as unknown."""
+
+    axes: Axes = Axes()
+    rows: Mapping[str, Row] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Workers of a job on one host and host type: a target before devices and agents are named."""
+
+    host: str
+    host_type: str
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """Something that the coordinator waits for: since when, until when, how often it happened, and why."""
+
+    since: float
+    until: float = 0.0
+    strikes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one leader remembers from decision to decision, on its own clock. Never stored; empty for a new leader."""
+
+    now: float | None = None
+    chosen_at: float | None = None
+    situation: Hashable = None
+    targets: Mapping[str, tuple[Spot, ...]] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    reason: str = ""
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    saved_at: Mapping[str, float] = field(default_factory=dict)
+    timers: Mapping[tuple[str, ...], Timer] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)  # derived from one JobView, reused while it is the same
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that a decision depends on besides time, policy, settings and chance. `leader`: our UUID of this term."""
+
+    snapshot: Snapshot
+    table: Table = Table()
+    memory: Memory = Memory()
+    leader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Actions in the order in which they must be written, and the reasons that logs, `heet explain` and the page show."""
+    """Actions in the order in which they must be written, and the reasons that logs, CLI and web page show."""
 
     actions: tuple[Action, ...]
     reason: str
     reasons: Mapping[str, str] = field(default_factory=dict)
     wake_in_s: float | None = None  # something becomes due by then (a cool-down, an exclusion, a fence)
+    memory: Memory = Memory()
