@@ -1,0 +1,1 @@
+"""Tests with real processes: torchrun, etcd and the coordinator on loopback."""
