@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.integration.etcd import Etcd
-from tests.integration.harness import Cluster
+from tests.integration.harness import Agent, Cluster
 from tests.integration.processes import free_port, marked, new_mark, wait_until
 
 
-def stock(lab: Cluster, *args: str, job: str = "j", **more: int):
+def stock(lab: Cluster, *args: str, nproc: int = 1, max_restarts: int = 0) -> Agent:
     endpoint = f"127.0.0.1:{free_port()}"
-    return lab.torchrun(host="a", job=job, nnodes="1", backend="c10d", endpoint=endpoint, args=args, **more)
+    return lab.torchrun(
+        host="a", nnodes="1", nproc=nproc, backend="c10d", endpoint=endpoint, args=args, max_restarts=max_restarts
+    )
 
 
 def test_a_worker_reports_start_steps_and_done(tmp_path: Path):
