@@ -160,9 +160,19 @@ class Keys:
         """Prefix of the job's failures."""
         return f"{self.job(job)}failures/"
 
+    def failures_of(self, job: str, round_: int) -> str:
+        """Prefix of the failures of one round."""
+        return f"{self.failures(job)}{round_:012d}/"
+
+    def run(self, job: str) -> tuple[str, ...]:
+        """Every key of a job's run but its spec; those that end in a slash are prefixes."""
+        single = ("allocation", "frozen", "result", "ended", "account", "status", "control")
+        several = ("agents/", "wanted/", "done/", "samples/", "rounds/", "failures/")
+        return tuple(f"{self.job(job)}{name}" for name in single + several)
+
     def failure(self, job: str, round_: int, agent: str) -> str:
         """Failure."""
-        return f"{self.failures(job)}{round_:012d}/{encode_id(agent)}"
+        return f"{self.failures_of(job, round_)}{encode_id(agent)}"
 
     def parse(self, key: str) -> Name | None:
         """What `key` is about; None when heet does not know it (a newer version's, or somebody's own)."""
