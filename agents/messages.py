@@ -29,8 +29,10 @@ class SampleMessage:
     at_s: monotonic time of the last optimizer step counted here. first_step_s: of the first one. steps: optimizer steps
     of the root module. samples, tokens: from the batches of training forwards of this worker. step_s, step_spread_s:
     robust time of one step (median over windows, median absolute deviation) after warm-up; 0 = not yet known.
-    stalled_s: time in pauses left out of step_s (checkpoints, evaluation, data). marked_*: counters at the last
-    checkpoint noticed. loaded_steps: step count restored from a checkpoint, None = none seen.
+    paused_s: time in checkpoints and evaluation, left out of step_s. stalled_s: time lost in windows far slower than
+    the median (data). compute_s: from the first forward pass of a step to its end, 0 = unknown. marked_*: counters at
+    the last checkpoint noticed. loads, weight_loads: optimizer states and model weights loaded. loaded_steps: step
+    count restored from an optimizer state, None = none seen.
     """
 
     pid: int
@@ -46,10 +48,13 @@ class SampleMessage:
     step_spread_s: float = 0.0
     windows: int = 0
     stalled_s: float = 0.0
+    paused_s: float = 0.0
+    compute_s: float = 0.0
     marks: int = 0
     marked_steps: int = 0
     marked_samples: float = 0.0
     loads: int = 0
+    weight_loads: int = 0
     loaded_steps: float | None = None
     done: float | None = None
     total: float | None = None
@@ -59,7 +64,7 @@ class SampleMessage:
     dtype: str | None = None
     batch: float | None = None
     device: str | None = None
-    problem: str | None = None  # why the sampler disabled itself
+    problem: str | None = None  # why the sampler disabled itself, or what it cannot see
 
 
 def pack(message: SampleMessage) -> bytes:

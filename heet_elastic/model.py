@@ -192,6 +192,7 @@ class JobSpec:
     user: str = ""
     origin: str = ""  # what started it, e.g. the Slurm job: another origin is another run
     submitted: bool = False  # heet-agents can start torchruns of it; no part of what is compared under a live id
+    requested_workers: int | None = None  # what a launcher without elasticity would ask for; None = its fewest agents
 
     def __post_init__(self) -> None:
         check_id("job id", self.job)
@@ -482,8 +483,12 @@ class JobFeatures:
 class CellCounters:
     """What one agent has seen of one configuration, cumulative. Steps count once a job, samples and tokens add up.
 
-    `step_s` is the robust (median over windows) time of one optimizer step, `step_spread_s` its median absolute
-    deviation; `local_*` are of this agent's workers alone.
+    `steps` were made in `seconds` (the first step of a round only starts the clock). `step_s` is the robust (median
+    over windows) time of one optimizer step, `step_spread_s` its median absolute deviation; `local_*` are of this
+    agent's workers alone. An agent has one of these per configuration and number of its own workers in it.
+    `paused_s`: checkpoints and evaluation, in neither `seconds` nor `step_s`; `stalled_s`: the part of `seconds` lost
+    in windows far slower than the median (data, other users of the machine); `compute_s`: time from the first forward
+    pass of a step to its end, 0 = unknown: `step_s - compute_s` is spent waiting for data.
     """
 
     configuration: Configuration
@@ -495,15 +500,48 @@ class CellCounters:
     step_spread_s: float
     windows: int
     local_workers: int
+    paused_s: float = 0.0
+    stalled_s: float = 0.0
+    compute_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("seconds", "local_samples", "local_tokens", "step_s", "step_spread_s"):
             _finite(name, getattr(self, name))
+        for name in ("paused_s", "stalled_s", "compute_s"):
+            _finite(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProgress:
+    """What one agent's workers did in one round, counted from the round's start.
+
+    `marks`: checkpoints noticed, the last at `marked_*`. `loads`: optimizer states loaded, `weight_loads`: model
+    weights alone; `loaded_steps`: step count found in a loaded optimizer state, None = none. `start_*`: position at
+    which the round began, where the record no longer lists the rounds before it.
+    """
+
+    round: int
+    steps: float = 0.0
+    samples: float = 0.0
+    marks: int = 0
+    marked_steps: float = 0.0
+    marked_samples: float = 0.0
+    loads: int = 0
+    weight_loads: int = 0
+    loaded_steps: float | None = None
+    done: float | None = None
+    total: float | None = None
+    start_steps: float | None = None
+    start_samples: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is: the last checkpoint mark plus new steps; `certain` is False where no checkpoint was seen."""
+    """How far a job is: the last checkpoint mark plus new steps.
+
+    `certain` is False once a restart's position was not seen (no checkpoint noticed, no step count loaded) and had to
+    be assumed, and while nothing was counted.
+    """
 
     steps: float = 0.0
     samples: float = 0.0
@@ -518,7 +556,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SampleRecord:
-    """Cumulative counters of one agent; stored at jobs/<job>/samples/<agent>."""
+    """Cumulative counters of one agent; stored at jobs/<job>/samples/<agent>.
+
+    `progress` is this agent's own view; a job's is folded from the `rounds` of all its agents
+    (`heet_elastic.predictor.samples`). `problems`: what its samplers could not see or do.
+    """
 
     agent: str
     round: int
@@ -526,6 +568,8 @@ class SampleRecord:
     progress: Progress = field(default_factory=Progress)
     features: JobFeatures | None = None
     datagrams: int = 0
+    rounds: tuple[RoundProgress, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
