@@ -15,22 +15,20 @@ process that outlives the torchrun that it belonged to fails the test (unless th
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.checkout import ROOT, announce_entry_points
 from tests.integration.etcd import Etcd
 from tests.integration.processes import Proc, ended_by_itself, new_mark, wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 LAB_WORKER = Path(__file__).with_name("lab_worker.py")
 FOREIGN = ("HEET_", "LAB_", "PET_", "TORCHELASTIC_", "MASTER_", "SLURM_", "CUDA_VISIBLE")
 """Variables of our own environment that no process of a test may see."""
@@ -104,7 +102,7 @@ class Cluster:
     def environment(self, **more: str) -> dict[str, str]:
         """Ours without what belongs to other launchers, with the checkout importable and one thread a process."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
-        path = [str(ROOT), *self._metadata(), *filter(None, [kept.get("PYTHONPATH")])]
+        path = [str(ROOT), *announce_entry_points(self.folder / "metadata"), *filter(None, [kept.get("PYTHONPATH")])]
         return {
             **kept,
             "PYTHONPATH": os.pathsep.join(path),
@@ -240,21 +238,6 @@ class Cluster:
         folder = self.folder / "hosts" / (host.encode().hex() or "empty")
         (folder / "locks").mkdir(parents=True, exist_ok=True)
         return folder
-
-    def _metadata(self) -> list[str]:
-        """A folder that announces our entry points, needed only where the checkout runs without being installed."""
-        if importlib.metadata.entry_points(group="torchrun.handlers", name="heet"):
-            return []
-        folder = self.folder / "metadata"
-        info = folder / "heet_elastic-0.dist-info"
-        if not info.exists():
-            info.mkdir(parents=True)
-            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-            groups = {"console_scripts": project["scripts"], **project["entry-points"]}
-            lines = [f"[{g}]\n" + "\n".join(f"{k} = {v}" for k, v in e.items()) for g, e in groups.items()]
-            (info / "entry_points.txt").write_text("\n".join(lines))
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
-        return [str(folder)]
 
 
 def _matches(event: Event, equal: Mapping[str, object]) -> bool:
