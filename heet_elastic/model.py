@@ -505,9 +505,8 @@ class CellCounters:
     compute_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "local_samples", "local_tokens", "step_s", "step_spread_s"):
-            _finite(name, getattr(self, name))
-        for name in ("paused_s", "stalled_s", "compute_s"):
+        times = ("seconds", "step_s", "step_spread_s", "paused_s", "stalled_s", "compute_s")
+        for name in (*times, "local_samples", "local_tokens"):
             _finite(name, getattr(self, name))
 
 
