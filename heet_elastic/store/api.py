@@ -158,8 +158,9 @@ class Store(Protocol):
         """Deliver every change under `prefix` after `after_revision`, in order, each exactly once, resuming by itself.
 
         `on_events(events, revision)` comes from the watch's thread; events of one revision come together.
-        `on_resync(reason)` is called when events may have been missed (compaction, another store behind the address):
-        the callee reads the prefix again and returns the revision that it has read; the watch goes on after it.
+        `on_resync(reason)` is called when events may have been missed (compaction, another store behind the address, a
+        store id that was deleted or changed, an exception in `on_events`): the callee reads the prefix again and
+        returns the revision that it has read; the watch goes on after it.
         An exception in `on_resync` (StoreUnavailableError) makes the watch try again with back-off.
         """
 

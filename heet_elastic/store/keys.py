@@ -5,10 +5,13 @@ Ids are percent-encoded, so two ids never collide and none escapes the prefix.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 DEFAULT_PREFIX = "/heet/v1"
+
+_ROUND = re.compile(r"[0-9]{12}")
 
 
 def encode_id(text: str) -> str:
@@ -21,6 +24,10 @@ def encode_id(text: str) -> str:
 def decode_id(segment: str) -> str:
     """The id that `encode_id` made into this segment."""
     return unquote(segment)
+
+
+def _canonical(segment: str) -> bool:
+    return segment != "" and segment.isascii() and (segment.isalnum() or encode_id(decode_id(segment)) == segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +182,16 @@ class Keys:
         return f"{self.failures_of(job, round_)}{encode_id(agent)}"
 
     def parse(self, key: str) -> Name | None:
-        """What `key` is about; None when heet does not know it (a newer version's, or somebody's own)."""
+        """What `key` is about; None when heet does not know it (a newer version's, or somebody's own).
+
+        Only the one spelling that this class gives an id is known, so that no two keys are about the same thing.
+        """
         if not key.startswith(self.root):
             return None
-        match key[len(self.root) :].split("/"):
+        segments = key[len(self.root) :].split("/")
+        if not all(map(_canonical, segments)):
+            return None
+        match segments:
             case ["store_id" | "epoch" | "leader" as kind]:
                 return Name(kind)
             case ["hosts", host, agent]:
@@ -199,9 +212,9 @@ class Keys:
                 return Name("wanted", job=decode_id(job), host=decode_id(host))
             case ["jobs", job, "done" | "samples" as kind, agent]:
                 return Name(kind, job=decode_id(job), who=decode_id(agent))
-            case ["jobs", job, "rounds", number, "store"] if number.isdigit():
+            case ["jobs", job, "rounds", number, "store"] if _ROUND.fullmatch(number):
                 return Name("round_store", job=decode_id(job), round=int(number))
-            case ["jobs", job, "failures", number, agent] if number.isdigit():
+            case ["jobs", job, "failures", number, agent] if _ROUND.fullmatch(number):
                 return Name("failure", job=decode_id(job), who=decode_id(agent), round=int(number))
             case _:
                 return None

@@ -8,6 +8,7 @@ one, `pump` delivers watch events; a model-based test decides the order of every
 from __future__ import annotations
 
 import bisect
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from types import MappingProxyType
 from heet_elastic.errors import StoreUnavailableError
 from heet_elastic.store.api import Committed, Compare, Delete, Entry, Event, Lost, Operation, Outcome, Put, View
 from heet_elastic.store.limits import check_transaction
+
+log = logging.getLogger(__name__)
 
 HISTORY_LIMIT = 20_000
 """Revisions that are kept for watches; older ones are compacted away."""
@@ -90,7 +93,9 @@ class MemoryWatch:
         self._revision = after_revision
         self._on_events = on_events
         self._on_resync = on_resync
-        self._generation = self._resyncing = store.generation
+        self._generation = self._resyncing = store.generation_read()
+        self._store_id = store.store_id()
+        self._resync_failed = False
         self._closed = False
         self._thread: threading.Thread | None = None
         self._delivering = threading.RLock()
@@ -120,11 +125,13 @@ class MemoryWatch:
             while not self._closed and (due := self._due()) is not None:
                 calls += 1
                 if isinstance(due, str):
+                    self._resync_failed = True
                     try:
                         self._revision = self._on_resync(due)
                     except StoreUnavailableError:
                         return calls
-                    self._generation = self._resyncing
+                    self._resync_failed = False
+                    self._generation, self._store_id = self._resyncing, self._store.store_id()
                 else:
                     revision, events = due
                     self._revision = revision
@@ -143,35 +150,54 @@ class MemoryWatch:
                 self._resyncing = store.generation
                 return f"revision {self._revision + 1} has been compacted"
             for revision, events in store.history_after(self._revision):
+                if self._another_id(events):
+                    self._resyncing = store.generation
+                    return "the id of the store was deleted or changed"
                 mine = [e for e in events if e.key.startswith(self._prefix)]
                 if mine:
                     return revision, mine
             self._revision = store.revision
             return None
 
+    def _another_id(self, events: Sequence[Event]) -> bool:
+        for event in events:
+            if event.key == self._store.store_id_key:
+                value = None if event.entry is None else event.entry.value
+                if self._store_id is not None and value != self._store_id:
+                    return True
+                self._store_id = value
+        return False
+
     def _run(self) -> None:
+        store = self._store
         while True:
-            pending = self.pump()
-            with self._store.changed:
+            try:
+                self.pump()
+            except Exception:
+                self._generation = -1
+                log.exception("the watch of %s is read anew", self._prefix)
+            with store.changed:
                 if self._closed:
                     return
-                if self._is_current():
-                    self._store.changed.wait(None if pending == 0 else RETRY_S)
-
-    def _is_current(self) -> bool:
-        store = self._store
-        return self._generation != store.generation or self._revision >= store.revision
+                if self._resync_failed:
+                    store.changed.wait(RETRY_S)
+                elif self._generation == store.generation and self._revision >= store.revision:
+                    store.changed.wait()
 
 
 class MemoryStore:
     """`heet_elastic.store.api.Store` in this process; safe to call from several threads.
 
-    clock: monotonic seconds. threads: see the module. `wipe`, `compact`, `expire`, `advance` and `pump` are the levers
+    clock: monotonic seconds. threads: see the module. store_id_key: as for etcd, watches resync when its value is
+    deleted or changed. `wipe`, `compact`, `expire`, `advance` and `pump` are the levers
     of tests and simulations.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, threads: bool = True) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, threads: bool = True, store_id_key: str | None = None
+    ) -> None:
         self.clock = clock
+        self.store_id_key = store_id_key
         self.changed = threading.Condition(threading.RLock())
         self.revision = 1
         self.compacted = 0
@@ -184,10 +210,12 @@ class MemoryStore:
         self._watches: list[MemoryWatch] = []
         self._reaper: threading.Thread | None = None
         self._closed = False
+        self._read_by_thread = threading.local()
 
     def read(self, prefix: str) -> View:
         """All keys starting with `prefix`, as one snapshot."""
         with self.changed:
+            self._read_by_thread.generation = self.generation
             found = {k: e for k, e in sorted(self._entries.items()) if k.startswith(prefix)}
             return View(self.revision, MappingProxyType(found))
 
@@ -277,6 +305,16 @@ class MemoryStore:
             self.changed.notify_all()
         for state in leases:
             self._tell_lost(state, "the store does not know the lease")
+
+    def generation_read(self) -> int:
+        """The generation (number of wipes) that this thread has read last."""
+        return int(getattr(self._read_by_thread, "generation", self.generation))
+
+    def store_id(self) -> bytes | None:
+        """The value of the store id key."""
+        with self.changed:
+            entry = None if self.store_id_key is None else self._entries.get(self.store_id_key)
+            return None if entry is None else entry.value
 
     def history_after(self, revision: int) -> list[tuple[int, tuple[Event, ...]]]:
         """Revisions above `revision` with their events, oldest first."""

@@ -103,7 +103,8 @@ class EtcdWatch:
             except (HeetError, grpc.RpcError) as e:
                 self._complain(e)
             except Exception:
-                log.exception("a watch callback failed; the watch goes on", extra={"prefix": self._prefix.decode()})
+                self._must_resync = "a callback of the watch failed"
+                log.exception("the watch of %s is read anew", self._prefix.decode(errors="replace"))
             if self._silent_since is None:
                 self._silent_since = time.monotonic()
                 pauses = backoff(0.05, 1.0)
@@ -126,7 +127,8 @@ class EtcdWatch:
         channel = self._connector.current()
         self._connector.authenticate(channel)
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        requests.put(self._create_request())
+        for request in self._create_requests():
+            requests.put(request)
         call = channel.watch.Watch(iter(requests.get, None), metadata=channel.metadata + _NEEDS_LEADER)
         with self._lock:
             self._call = call
@@ -143,15 +145,15 @@ class EtcdWatch:
             requests.put(None)
             call.cancel()
 
-    def _create_request(self) -> Any:
+    def _create_requests(self) -> list[Any]:
+        """The watch itself (the first on its stream, so number 0), and one of the store id."""
         api = load()
-        create = api.WatchCreateRequest(
-            key=self._prefix or b"\0",
-            range_end=prefix_end(self._prefix),
-            start_revision=self._revision + 1,
-            progress_notify=True,
-        )
-        return api.WatchRequest(create_request=create)
+        ranges = [{"key": self._prefix or b"\0", "range_end": prefix_end(self._prefix), "progress_notify": True}]
+        id_key = self._connector.settings.store_id_key
+        if id_key is not None:
+            ranges.append({"key": id_key.encode()})
+        creates = [api.WatchCreateRequest(start_revision=self._revision + 1, **fields) for fields in ranges]
+        return [api.WatchRequest(create_request=create) for create in creates]
 
     def _after_error(self, channel: Channel, kind: Kind) -> None:
         if kind is Kind.TOKEN:
@@ -172,14 +174,28 @@ class EtcdWatch:
                 raise errors.to_heet_text(
                     kind, grpc.StatusCode.UNKNOWN, response.cancel_reason, settings.where, settings.user
                 )
-            if response.created:
+            if response.watch_id != 0:
+                reason = self._another_id(response.events)
+            elif response.created:
                 reason = self._another_store(response.header)
-                if reason is not None:
-                    return self._resync(reason)
-                self._silent_since, self._complaint = None, ""
+                if reason is None:
+                    self._silent_since, self._complaint = None, ""
             else:
                 self._deliver(response)
+                reason = None
+            if reason is not None:
+                return self._resync(reason)
         return False
+
+    def _another_id(self, events: Sequence[Any]) -> str | None:
+        """Why events of the store id key make this another store; None when they do not (its first value)."""
+        for event in events:
+            value = None if event.type == load().Event.DELETE else event.kv.value
+            if self._store_id is None:
+                self._store_id = value
+            elif value != self._store_id:
+                return "the id of the store was deleted or changed"
+        return None
 
     def _another_store(self, header: Any) -> str | None:
         """Why what is behind the address is not the store that this watch has followed; None when it is."""
