@@ -624,7 +624,9 @@ class JobView:
     status: Versioned[JobStatus] | None = None
     control: Versioned[Control] | None = None
     wanted: Mapping[str, Versioned[Wanted]] = field(default_factory=dict)
-    ended: bool = False  # the result is young (a key under a lease of late_join_s): latecomers belong to that run
+    ended: Result | None = (
+        None  # the result is young (a key under a lease of late_join_s): latecomers belong to that run
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,7 +651,7 @@ class Snapshot:
     jobs: Mapping[str, JobView] = field(default_factory=dict)
     leader: Versioned[LeaderRecord] | None = None
     epoch: Epoch | None = None
-    claims: Mapping[str, Claims] = field(default_factory=dict)
+    claims: Mapping[str, Versioned[Claims]] = field(default_factory=dict)
     profiles: Mapping[str, Profile] = field(default_factory=dict)
 
 

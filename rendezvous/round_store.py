@@ -1,0 +1,123 @@
+"""The TCPStore of one round: rank 0 binds it on a free port and publishes it, everybody connects and acknowledges.
+
+A fresh store, port and key prefix every round. Every wait is a slice of at most a second, so that a newer round or a
+signal is seen in between; a round that is superseded while it forms is simply left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import DistError, DistNetworkError, DistStoreError, PrefixStore, Store, TCPStore
+
+from heet_elastic.errors import StoreUnavailableError
+from heet_elastic.model import Allocation, RoundStore
+from heet_elastic.rendezvous.member import Member
+from heet_elastic.store.api import Committed
+
+log = logging.getLogger(__name__)
+
+SLICE = timedelta(seconds=1)
+CALL_TIMEOUT = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class FormedRound:
+    """A complete round: every member has acknowledged. `server` is the store's server at rank 0 (kept alive)."""
+
+    allocation: Allocation
+    rank: int
+    address: str
+    port: int
+    store: Store
+    server: TCPStore | None
+
+
+def form_round(
+    allocation: Allocation, agent: str, address: str, member: Member, superseded: Callable[[], bool]
+) -> FormedRound | None:
+    """Form `allocation`'s round; None when it was superseded meanwhile."""
+    rank = [m.agent for m in allocation.members].index(agent)
+    if rank == 0:
+        server = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=CALL_TIMEOUT)
+        where = RoundStore(allocation.round, agent, address, server.port)
+        if not _publish(where, member, superseded):
+            return None
+    else:
+        server = None
+        found = _await_address(allocation.round, member, superseded)
+        if found is None:
+            return None
+        where = found
+    client = server if server is not None else _connect(where, superseded)
+    if client is None:
+        return None
+    client.set_timeout(CALL_TIMEOUT)
+    store = PrefixStore(f"heet/round_{allocation.round}", client)
+    if not _acknowledge(store, allocation, rank, member, superseded):
+        return None
+    return FormedRound(allocation, rank, where.address, where.port, store, server)
+
+
+def _publish(where: RoundStore, member: Member, superseded: Callable[[], bool]) -> bool:
+    while not superseded():
+        try:
+            if isinstance(member.publish(where), Committed):
+                return True
+        except StoreUnavailableError as e:
+            log.info("publishing the store of round %d: %s", where.round, e)
+        with member.changed:
+            member.changed.wait(0.2)
+    return False
+
+
+def _await_address(round_: int, member: Member, superseded: Callable[[], bool]) -> RoundStore | None:
+    while not superseded():
+        with member.changed:
+            found = member.round_store(round_)
+            if found is not None:
+                return found
+            member.changed.wait(0.2)
+    return None
+
+
+def _connect(where: RoundStore, superseded: Callable[[], bool]) -> TCPStore | None:
+    while not superseded():
+        try:
+            return TCPStore(where.address, where.port, is_master=False, wait_for_workers=False, timeout=SLICE)
+        except DistError as e:
+            log.debug("connecting to %s:%d: %s", where.address, where.port, e)
+    return None
+
+
+def _acknowledge(
+    store: Store, allocation: Allocation, rank: int, member: Member, superseded: Callable[[], bool]
+) -> bool:
+    """Say that we are there, and wait until all are. Rank 0 keeps telling the member thread who is missing."""
+    others = {r: m.agent for r, m in enumerate(allocation.members)}
+    try:
+        store.set(f"ack/{rank}", allocation.members[rank].agent)
+        if store.add("acks", 1) >= len(others):
+            store.set("complete", "1")
+            return True
+    except (DistNetworkError, DistStoreError) as e:
+        log.info("round %d: acknowledging failed: %s", allocation.round, e)
+    while not superseded():
+        try:
+            store.wait(["complete"], timedelta(seconds=0.25) if rank == 0 else SLICE)
+            return True
+        except DistStoreError as e:
+            log.debug("round %d is not complete: %s", allocation.round, e)
+        except DistNetworkError as e:
+            # Rank 0 is gone: the others will say so; until then no busy loop.
+            log.debug("round %d: its store is lost: %s", allocation.round, e)
+            with member.changed:
+                member.changed.wait(0.2)
+        if rank == 0:
+            missing = tuple(a for r, a in others.items() if not store.check([f"ack/{r}"]))
+            if missing != member.local.unacknowledged or member.local.unacknowledged_round != allocation.round:
+                member.update(unacknowledged=missing, unacknowledged_round=allocation.round)
+    return False
