@@ -72,7 +72,7 @@ class HostSettings:
 
 @dataclass(frozen=True, slots=True)
 class HostProbe:
-    """A record and what it was made from, for people (`heet probe`). `hidden`: devices that this process may not use."""
+    """A record and what it was made from, for people (`heet probe`). `hidden`: devices this process may not use."""
 
     record: HostRecord
     source: str  # "inventory", "nvml", "cpu"

@@ -79,7 +79,7 @@ def prepare(folder: Path) -> None:
         except FileExistsError:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "it is no folder") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, "this user may not write to it")
     except OSError as e:
         raise UsageError(
