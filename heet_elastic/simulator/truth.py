@@ -54,6 +54,11 @@ class Truth:
         total = sum(workers_by_type.values())
         return min((self.speed(row, t, total, hosts) for t in workers_by_type), default=0.0)
 
+    def unit_speed(self, row: str, host_type: str) -> float:
+        """Speed per worker at the smallest measured count (one worker, where that was measured); 0 = never measured."""
+        smallest = min((w for w, _ in self.rows[row].cells.get(host_type, {})), default=0)
+        return self.speed(row, host_type, smallest, 1) / smallest if smallest else 0.0
+
     def largest(self, row: str, host_type: str) -> int:
         """Largest measured worker count; 0 = never measured there."""
         return max((w for w, _ in self.rows[row].cells.get(host_type, {})), default=0)
