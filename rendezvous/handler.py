@@ -220,7 +220,13 @@ class HeetRendezvousHandler(RendezvousHandler):
         if self._process is None:
             adapter = self._adapter()
             self._process = open_process(
-                self._settings, adapter.nproc, adapter.max_restarts, adapter.entrypoint, adapter.args, say
+                self._settings,
+                adapter.nproc,
+                adapter.max_restarts,
+                adapter.entrypoint,
+                adapter.args,
+                adapter.virtual_local_rank,
+                say,
             )
             atexit.register(self._close)
             if adapter.clear_numa_options():

@@ -328,14 +328,16 @@ class Member:
         self._store.txn(list(self._source.fence()), [put])
 
     def _sample(self, now: float) -> None:
-        self._collector.poll()
+        with self.changed:
+            self._collector.poll()
         if now >= self._next_sample:
             self._next_sample = now + self._settings.sample_interval_s
             self._write_samples()
 
     def _write_samples(self) -> None:
-        self._collector.poll()
-        record = self._collector.record(self._local.agent)
+        with self.changed:
+            self._collector.poll()
+            record = self._collector.record(self._local.agent)
         if not record.datagrams or self._memory.spec is None:
             return
         put = Put(self._keys.samples(self._settings.job, self._local.agent), encode(record))

@@ -8,13 +8,13 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from heet_elastic.agents.collector import Collector
 from heet_elastic.agents.guard import DeviceGuard
-from heet_elastic.agents.hosts import HostSettings, probe_host
+from heet_elastic.agents.hosts import HostSettings, check_workers, probe_host
 from heet_elastic.agents.locks import lock_dir
 from heet_elastic.agents.visible import worker_environment
 from heet_elastic.errors import StoreUnavailableError, WaitTimeoutError
@@ -69,6 +69,7 @@ def open_process(
     max_restarts: int,
     entrypoint: Any,
     args: Sequence[Any],
+    virtual_local_rank: bool,
     say: Callable[[str], None],
 ) -> Process:
     """Open everything but the member's thread. Raises the errors of heet_elastic.errors, leaving nothing open."""
@@ -98,8 +99,10 @@ def open_process(
     source = MirroredWorld(store, keys, settings.job)
     try:
         _reach(store, source, settings, say)
-        address = settings.local_addr or local_address(endpoints[0].host, endpoints[0].port)
-        host = probe_host(HostSettings.from_environment(os.environ, nproc=nproc, address=address), agent)
+        here = HostSettings.from_environment(os.environ, nproc=nproc)
+        address = settings.local_addr or here.address or local_address(endpoints[0].host, endpoints[0].port)
+        host = probe_host(replace(here, address=address), agent)
+        check_workers(host, nproc, virtual_local_rank)
     except BaseException:
         source.close()
         store.close()
@@ -107,8 +110,7 @@ def open_process(
     local = Local(agent, host.host, host.address or address, os.getpid(), asked, nproc, max_restarts)
     guard = DeviceGuard(folder, f"job {settings.job}, agent {agent}, pid {os.getpid()}")
     collector = Collector()
-    environment = collector.open()
-    os.environ.update(environment)
+    collector.open()
     protocol = ProtocolSettings(
         ttl_s=settings.ttl_s, acknowledge_s=settings.acknowledge_timeout, self_formed=settings.self_formed
     )

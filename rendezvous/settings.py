@@ -252,9 +252,10 @@ def asked_spec(
         raise UsageError(f"--rdzv-conf / --nnodes: {e}") from None
     most = min(spec.max_workers or 1 << 20, spec.max_hosts * nproc)
     if not rigid and not any(spec.allows(w) for w in range(1, most + 1)):
+        sizes = "/".join(map(str, spec.allowed_workers))
         raise UsageError(
             f"no world size is allowed: at most {spec.max_hosts} hosts x {nproc} workers, "
-            f"min_workers={spec.min_workers}, max_workers={spec.max_workers}, workers={'/'.join(map(str, spec.allowed_workers)) or 'any'}, "
+            f"min_workers={spec.min_workers}, max_workers={spec.max_workers}, workers={sizes or 'any'}, "
             f"multiple_of={spec.multiple_of}"
         )
     return spec
