@@ -25,6 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from heet_elastic.model import JobView, Snapshot
+from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
+from heet_elastic.store.keys import Keys
+from heet_elastic.store.snapshot import SnapshotDecoder
 from tests.checkout import ROOT, announce_entry_points
 from tests.integration.etcd import Etcd
 from tests.integration.processes import Proc, ended_by_itself, new_mark, wait_until
@@ -78,7 +82,7 @@ class Cluster:
     procs: list[Proc] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.etcd = Etcd(self.folder / "etcd", self.mark)
+        self.etcd = Etcd(self.folder / "etcd")
 
     def __enter__(self) -> Cluster:
         self.etcd.start()
@@ -202,6 +206,19 @@ class Cluster:
         """The first training step with that world size after that time."""
         return self.wait_event(job, "STEP", after, timeout_s, world=world)
 
+    def snapshot(self) -> Snapshot:
+        """The store as the coordinator sees it, decoded."""
+        keys = Keys()
+        store = EtcdStore(EtcdSettings(parse_endpoints(self.endpoint)))
+        try:
+            return SnapshotDecoder(keys).decode(store.read(keys.root)).snapshot
+        finally:
+            store.close()
+
+    def view(self, job: str = "j") -> JobView:
+        """What the store says about one job; an empty view when it says nothing."""
+        return self.snapshot().jobs.get(job, JobView(job))
+
     def _all_events(self, job: str) -> Iterator[Event]:
         log = self.event_log(job)
         for line in log.read_text().splitlines() if log.exists() else ():
@@ -230,7 +247,7 @@ class Cluster:
         for proc in self.procs:
             if proc not in agents:
                 proc.end()
-        self.etcd.close()
+        self.etcd.kill()
         ended_by_itself(self.mark, 5.0)
         return orphans
 

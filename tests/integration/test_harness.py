@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.etcd import Etcd
 from tests.integration.harness import Agent, Cluster
-from tests.integration.processes import free_port, marked, new_mark, wait_until
+from tests.integration.processes import free_port, marked, wait_until
 
 
 def stock(lab: Cluster, *args: str, nproc: int = 1, max_restarts: int = 0) -> Agent:
@@ -67,17 +67,21 @@ def test_a_wait_that_fails_says_what_was_waited_for(tmp_path: Path):
 
 
 def test_etcd_comes_back_on_its_port_after_kill_freeze_and_loss_of_data(tmp_path: Path):
-    etcd = Etcd(tmp_path, new_mark())
-    etcd.start()
-    etcd.freeze()
-    assert not etcd.healthy()
-    etcd.thaw()
-    wait_until(etcd.healthy, 10, "etcd answers after SIGCONT")
-    etcd.kill()
-    assert not etcd.healthy()
-    etcd.start()
-    etcd.kill()
-    etcd.erase()
-    etcd.start()
-    etcd.close()
-    assert marked(etcd.mark) == {}
+    etcd = Etcd(tmp_path)
+    with etcd:
+        endpoint = etcd.endpoint
+        etcd.freeze()
+        assert not etcd.healthy()
+        etcd.thaw()
+        wait_until(etcd.healthy, 10, "etcd answers after SIGCONT")
+        etcd.kill()
+        assert not etcd.healthy()
+        etcd.start()
+        etcd.wipe()
+        etcd.start()
+        assert (etcd.healthy(), etcd.endpoint) == (True, endpoint)
+
+
+def test_an_empty_store_reads_as_an_empty_snapshot(lab: Cluster):
+    assert lab.snapshot().jobs == {}
+    assert lab.view("j").spec is None
