@@ -234,8 +234,13 @@ def _over_jobs(a: RunResult, b: RunResult) -> Ratio:
         {j.job: j.finish_s - j.submit_s for j in r.jobs if j.finish_s is not None} for r in (a, b)
     )
     common = sorted(mine.keys() & other.keys())
+    if not common:
+        return Ratio(float("nan"), float("nan"), float("nan"), over="jobs")
     x, y = np.array([mine[k] for k in common]), np.array([other[k] for k in common])
     rng = np.random.default_rng(20240427)
-    rows = rng.integers(len(common), size=(BOOTSTRAP, len(common)))
-    low, high = np.percentile(x[rows].mean(axis=1) / y[rows].mean(axis=1), [2.5, 97.5])
+    ratios = np.empty(BOOTSTRAP)
+    for i in range(BOOTSTRAP):  # one resample at a time: all at once would need gigabytes for long traces
+        rows = rng.integers(len(common), size=len(common))
+        ratios[i] = x[rows].sum() / y[rows].sum()
+    low, high = np.percentile(ratios, [2.5, 97.5])
     return Ratio(float(x.mean() / y.mean()), float(low), float(high), over="jobs")
