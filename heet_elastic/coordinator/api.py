@@ -30,6 +30,7 @@ from heet_elastic.model import (
     Snapshot,
     Wanted,
 )
+from heet_elastic.predictor.api import Predictor
 
 FloatArray = NDArray[np.float64]
 
@@ -127,7 +128,8 @@ class Row:
 
     throughput_HWS: work units/s, 0 = closed to the job. log_std_HW: standard deviation of ln(throughput), dense.
     source_HWS: a `predictor.api.Source` each. cells: what was measured. done: work units done; total: None = unknown.
-    picture grows whenever a measurement says something new (a new cell, or one that moved by more than 20 %).
+    picture grows whenever a measurement says something new: a new cell, or one that moved by more than 20 % from what
+    it was at the last such time (`announced`). seen: what the row was made from, to tell whether it is still good.
     """
 
     throughput_HWS: FloatArray
@@ -138,14 +140,20 @@ class Row:
     done: float = 0.0
     total: float | None = None
     picture: int = 0
+    announced: tuple[tuple[Configuration, float], ...] = ()
+    seen: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The completed table: a row per live job, all on the same axes. A job without a row counts as unknown."""
+    """The completed table: a row per live job, all on the same axes. A job without a row counts as unknown.
+
+    predictor: the fitted method that the rows come from.
+    """
 
     axes: Axes = Axes()
     rows: Mapping[str, Row] = field(default_factory=lambda: MappingProxyType({}))
+    predictor: Predictor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +176,36 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """A job's account as it was at `at`; `saved` = when it was last written to the store, -inf = never."""
+
+    account: Account
+    at: float
+    saved: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
-    """What one leader remembers from decision to decision, on its own clock. Never stored; empty for a new leader."""
+    """What one leader remembers from decision to decision, on its own clock. Never stored; empty for a new leader.
+
+    targets, prices, offered: the last choice, with each job's agents at that time; held: jobs that it had to leave
+    alone because they were changed a moment ago. states: one `decide.state.JobState` a job, reused while its view is
+    the same. holder: which job held which device. boots: the hosts' boot ids.
+    """
 
     now: float | None = None
     chosen_at: float | None = None
     situation: Hashable = None
     targets: Mapping[str, tuple[Spot, ...]] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
-    note: str = ""
+    offered: Mapping[str, Hashable] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
     reason: str = ""
-    accounts: Mapping[str, Account] = field(default_factory=dict)
-    saved_at: Mapping[str, float] = field(default_factory=dict)
+    entries: Mapping[str, Entry] = field(default_factory=dict)
     timers: Mapping[tuple[str, ...], Timer] = field(default_factory=dict)
-    cache: Mapping[str, Any] = field(default_factory=dict)  # derived from one JobView, reused while it is the same
+    states: Mapping[str, Any] = field(default_factory=dict)
+    holder: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    boots: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

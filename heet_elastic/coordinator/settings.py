@@ -48,7 +48,7 @@ class CoordinatorSettings:
     lock_report_s: float = _setting(5.0, "how often idle agents report the device locks of their host", 0.0)
     exclusion_s: float = _setting(60.0, "first exclusion of a host from a job; doubles with every further strike", 1.0)
     exclusion_most_s: float = _setting(3600.0, "longest exclusion", 1.0)
-    flap_life_s: float = _setting(5.0, "an agent that vanishes this soon after it joined gets its host excluded", 0.0)
+    flap_life_s: float = _setting(4.0, "an agent that vanishes this soon after it joined gets its host excluded", 0.0)
     rescale_up_s: float = _setting(30.0, "cost of growing, moving or starting a job until its own is learned", 0.0)
     rescale_down_s: float = _setting(5.0, "cost of shrinking a job until its own is learned", 0.0)
     retention_s: float = _setting(86400.0, "how long the keys of an ended or abandoned job are kept", 0.0)
@@ -103,7 +103,7 @@ def _convert(setting: Field[Any], value: object, origin: str) -> Any:
     kind = type(setting.default)
     try:
         if isinstance(value, bool) or not isinstance(value, str if kind is str else (int, float, str)):
-            raise ValueError(value)
+            raise TypeError(value)
         if isinstance(value, str) and kind is str:
             return value
         number = float(value)

@@ -1,0 +1,188 @@
+"""When to ask the policy again, and what it chose: a target per job, kept until something changes.
+
+Asked at arrivals, departures, host changes, a person's word, measurements that say something new, the end of a
+cool-down that stood in the way, and after the interval. In between, targets are only carried out (`rounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from heet_elastic.coordinator.api import Memory, Spot, World
+from heet_elastic.coordinator.decide.demand import Demand, demand_of, startable_hosts
+from heet_elastic.coordinator.decide.look import Look, names
+from heet_elastic.coordinator.decide.problem import build_problem
+from heet_elastic.coordinator.decide.quiet import proven_by_locks
+from heet_elastic.coordinator.decide.state import JobState
+from heet_elastic.coordinator.settings import CoordinatorSettings
+from heet_elastic.scheduler.api import Policy
+from heet_elastic.scheduler.placement import place
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The choice in force. `why`: what made the coordinator choose now, empty = it did not.
+
+    left_alone: jobs that must not be changed now: their agents are still arriving, or they were changed a moment ago.
+    situation: what the choice depended on; held: the jobs of `left_alone` that stood in its way.
+    """
+
+    targets: Mapping[str, tuple[Spot, ...]]
+    prices: Mapping[str, float]
+    reason: str
+    why: str
+    left_alone: frozenset[str]
+    situation: Mapping[str, Hashable]
+    offered: Mapping[str, Hashable]
+    held: frozenset[str]
+    chosen_at: float
+    settling: frozenset[str] = field(default_factory=frozenset)
+
+
+def make_choice(
+    now: float, world: World, look: Look, policy: Policy, settings: CoordinatorSettings, rng: np.random.Generator
+) -> Targets:
+    """The targets in force at `now`: the policy's new ones if something calls for them, else the last ones."""
+    memory = world.memory
+    settling = frozenset(s.job for s in look.live if ("settle", s.job) in look.timers and not s.fixed)
+    cooling = frozenset(s.job for s in look.live if s.here and cools(s, look, memory, settings))
+    situation = _situation(world, look, settling)
+    why = due(situation, cooling, memory, now, min(settings.interval_s, policy.interval_s))
+    left_alone = settling | cooling
+    if not why:
+        return Targets(
+            memory.targets,
+            memory.prices,
+            memory.reason,
+            "",
+            left_alone,
+            situation,
+            memory.offered,
+            memory.held,
+            now if memory.chosen_at is None else memory.chosen_at,
+            settling,
+        )
+    demands = _demands(look, world, left_alone)
+    targets, prices, note = _ask(demands, world, look, policy, settings, rng)
+    return Targets(
+        targets,
+        prices,
+        f"{why} ({note})" if note else why,
+        why,
+        left_alone,
+        situation,
+        {s.job: s.offers for s in look.live},
+        cooling & {d.state.job for d in demands if not d.state.fixed},
+        now,
+        settling,
+    )
+
+
+def cools(state: JobState, look: Look, memory: Memory, settings: CoordinatorSettings) -> bool:
+    """Whether a running job was changed so recently that it is left alone.
+
+    Not where it must change: it lost a member, a device or a permission, or its own agents changed.
+    """
+    since = look.account(state.job).since_rescale_s
+    if since is None or since >= settings.cooldown_s or state.paused or len(state.here) < len(state.members):
+        return False
+    if memory.offered.get(state.job, state.offers) != state.offers:
+        return False
+    avoid = look.avoid.get(state.job, {})
+    blocked = look.inventory.blocked
+    return not any(m.host in avoid or any((m.host, d) in blocked for d in m.gpus) for m in state.here)
+
+
+def _situation(world: World, look: Look, settling: frozenset[str]) -> dict[str, Hashable]:
+    """What the choice depends on besides time. Keys with a line break are groups of devices."""
+    situation: dict[str, Hashable] = {}
+    for state in look.live:
+        row = world.table.rows.get(state.job)
+        situation[state.job] = (
+            state.shape,
+            state.job in settling,
+            tuple(look.avoid.get(state.job, ())),
+            look.loud.get(state.job),
+            0 if row is None else row.picture,
+        )
+    for group in look.inventory.groups:
+        situation[f"{group.host}\n{group.host_type}"] = len(group.devices)
+    return situation
+
+
+def due(
+    situation: Mapping[str, Hashable], cooling: frozenset[str], memory: Memory, now: float, interval_s: float
+) -> str:
+    """Why the policy must be asked now; empty = the targets stand."""
+    if memory.chosen_at is None:
+        return "this coordinator has begun to lead"
+    before = memory.situation if isinstance(memory.situation, Mapping) else {}
+    if situation != before:
+        return _difference(before, situation)
+    freed = (memory.held & situation.keys()) - cooling
+    if freed:
+        return f"{names(freed)} may be changed again"
+    if now - memory.chosen_at >= interval_s:
+        return f"{interval_s:g} s have passed"
+    return ""
+
+
+def _difference(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> str:
+    """What changed between two situations, as words."""
+    parts = []
+    for keys, verb in (
+        ([k for k in after if k not in before], "came"),
+        ([k for k in before if k not in after], "went"),
+        ([k for k in after if k in before and after[k] != before[k]], "changed"),
+    ):
+        jobs = [k for k in keys if "\n" not in k]
+        hosts = sorted({k.split("\n")[0] for k in keys if "\n" in k})
+        if jobs:
+            parts.append(f"{names(jobs)} {verb}")
+        if hosts:
+            more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
+            parts.append(f"{'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts[:3])}{more} {verb}")
+    return "; ".join(parts)
+
+
+def _demands(look: Look, world: World, left_alone: frozenset[str]) -> list[Demand]:
+    """Who takes part in the choice. What runs and must be left alone keeps what it has; paused jobs want nothing."""
+    demands = []
+    for state in look.live:
+        assert state.spec is not None
+        avoid = look.avoid.get(state.job, {})
+        frozen = bool(state.members) and (state.fixed or (bool(state.here) and state.job in left_alone))
+        if not frozen:
+            if state.fixed or state.paused or state.job in left_alone:
+                continue
+            if not state.offers and not startable_hosts(state, world.snapshot.hosts, avoid):
+                continue
+            if not proven_by_locks(state, look.loud.get(state.job, frozenset())):
+                continue
+        account = look.account(state.job)
+        demands.append(demand_of(state, state.spec, account, look.inventory, world.snapshot.hosts, avoid, frozen))
+    return demands
+
+
+def _ask(
+    demands: Sequence[Demand],
+    world: World,
+    look: Look,
+    policy: Policy,
+    settings: CoordinatorSettings,
+    rng: np.random.Generator,
+) -> tuple[dict[str, tuple[Spot, ...]], dict[str, float], str]:
+    """The policy's choice, placed on hosts, and its prices."""
+    groups = look.inventory.groups
+    if not demands or not groups:
+        return {}, {}, ""
+    problem = build_problem(demands, look.inventory, world.table, world.snapshot.profiles, settings)
+    choice = policy.choose(problem, rng)
+    targets = {
+        job: tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed)
+        for job, placed in zip(problem.jobs, place(problem, choice), strict=True)
+    }
+    return targets, dict(zip(problem.jobs, choice.price_J.tolist(), strict=True)), choice.note

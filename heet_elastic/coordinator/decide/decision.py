@@ -1,0 +1,201 @@
+"""decide(now, world, policy, settings, rng) -> Decision: one look at the store, everything that follows from it.
+
+1. Condense every job's view (reused while it is the same), take stock of the devices, note what happened (`look`).
+2. Ask the policy for new targets if something calls for it; else the targets stand (`choose`).
+3. Turn targets into rounds where all devices are free (`rounds`).
+4. Say for every job where it stands and why (`waiting`), end and forget jobs (`lifecycle`).
+
+Levels, not edges: every write follows from the present store, so a write that was lost is simply decided again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from heet_elastic.coordinator.api import (
+    Action,
+    Decision,
+    DropClaims,
+    Entry,
+    Memory,
+    SetAccount,
+    SetStatus,
+    Unwant,
+    Want,
+    World,
+)
+from heet_elastic.coordinator.decide import accounts, lifecycle
+from heet_elastic.coordinator.decide.choose import Targets, make_choice
+from heet_elastic.coordinator.decide.demand import has_heet_agent
+from heet_elastic.coordinator.decide.look import Look, take_look
+from heet_elastic.coordinator.decide.phases import phase_of, step
+from heet_elastic.coordinator.decide.rounds import Ground, Plan, as_action, make_plans
+from heet_elastic.coordinator.decide.state import JobState
+from heet_elastic.coordinator.decide.waiting import Facts, details_of, queue_of, reason_of
+from heet_elastic.coordinator.settings import CoordinatorSettings
+from heet_elastic.model import JobStatus, Phase, Wanted
+from heet_elastic.scheduler.api import Policy
+
+_SOON_S = 0.05
+"""When a phase has more than one step to go, the next one is shown after this."""
+
+
+def decide(
+    now: float, world: World, policy: Policy, settings: CoordinatorSettings, rng: np.random.Generator
+) -> Decision:
+    """What to write now, and what to remember for the next call.
+
+    `now`: seconds on the caller's clock, never going back between calls that share a memory. Deterministic: equal
+    arguments give equal decisions, whatever the order of jobs and hosts in the snapshot. Raises nothing for what the
+    store may contain.
+    """
+    look = take_look(now, world, settings)
+    results = lifecycle.endings(look.live, look.timers, now, settings)
+    chosen = make_choice(now, world, look, policy, settings, rng)
+    ground = Ground(look.inventory, world.snapshot.hosts, look.avoid, look.loud, world.leader, chosen.reason)
+    over = {r.job for r in results}
+    plans = make_plans(
+        [s for s in look.live if s.job not in over], chosen.targets, chosen.prices, chosen.left_alone, ground
+    )
+    queue = queue_of(look, chosen.targets, chosen.prices)
+    facts = Facts(look, world.snapshot.hosts, plans, chosen.settling, queue)
+    reasons = {s.job: reason_of(s, facts) for s in look.states if s.live or s.agents}
+    reasons.update((r.job, f"{r.result.outcome}: {r.result.reason}") for r in results)
+    statuses, stepping = _statuses(look, reasons, facts, over)
+    entries, saves = _saves(look, now, settings)
+    ended = [s for s in look.states if s.result is not None]
+    actions: list[Action] = [*results]
+    actions += [DropClaims(host) for host in sorted(world.snapshot.claims)]
+    actions += [as_action(p) for p in plans.values() if p.allocation is not None]
+    actions += _wants(look, world, chosen, plans, over)
+    actions += statuses
+    actions += saves
+    actions += lifecycle.profiles_due(ended, world, settings)
+    actions += lifecycle.forgettable(look.states, look.timers, now, settings)
+    memory = _remember(now, world, look, chosen, entries)
+    wake = _wake(now, memory, look, chosen, settings, min(settings.interval_s, policy.interval_s))
+    return Decision(tuple(actions), chosen.reason, reasons, min(wake, _SOON_S) if stepping else wake, memory)
+
+
+def _wants(
+    look: Look, world: World, chosen: Targets, plans: Mapping[str, Plan], over: Iterable[str]
+) -> list[Want | Unwant]:
+    """Requests to heet-agents: made where a target needs an agent, kept while the host is used, else taken back."""
+    actions: list[Want | Unwant] = []
+    hosts = world.snapshot.hosts
+    for state in look.states:
+        plan, view = plans.get(state.job), state.view
+        if not view.wanted and plan is None:
+            continue
+        wanting = state.live and state.job not in over
+        used = {s.host for s in chosen.targets.get(state.job, ())} | {m.host for m in state.members}
+        if not wanting:
+            used.clear()
+        keep = used - look.avoid.get(state.job, {}).keys()
+        actions += [Unwant(state.job, host) for host in sorted(view.wanted) if host not in keep]
+        for host in plan.wanted if plan is not None and wanting else ():
+            known = view.wanted.get(host)
+            assert state.spec is not None
+            stale = known is None or known.record.incarnation != state.spec.incarnation
+            if stale and state.spec.submitted and host in hosts and has_heet_agent(hosts[host]):
+                reason = f"job {state.job} is to run here: {chosen.reason}"
+                actions.append(Want(state.job, Wanted(host, state.spec.incarnation, reason)))
+    return actions
+
+
+def _statuses(
+    look: Look, reasons: Mapping[str, str], facts: Facts, over: Iterable[str]
+) -> tuple[list[SetStatus], bool]:
+    """Statuses that differ from the stored ones, and whether a phase has further steps to go."""
+    actions, stepping = [], False
+    for state in look.states:
+        if state.spec is None or (state.result is not None and _shows_end(state)):
+            continue
+        last = None if state.view.status is None else state.view.status.record.phase
+        if state.result is None and last in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED):
+            last = None  # an earlier run's
+        wanted = phase_of(state, last)
+        phase = step(last, wanted)
+        stepping |= phase is not wanted
+        position = facts.queue.index(state.job) + 1 if state.job in facts.queue else None
+        reason = reasons.get(state.job) or reason_of(state, facts)
+        details = details_of(state, facts) if state.live and state.job not in over else ()
+        status = JobStatus(phase, reason, position, details)
+        if state.view.status is None or state.view.status.record != status:
+            actions.append(SetStatus(state.job, status))
+    return actions, stepping
+
+
+def _shows_end(state: JobState) -> bool:
+    """Whether the stored status of an ended job already is its end."""
+    shown = None if state.view.status is None else state.view.status.record.phase
+    return shown is phase_of(state, shown)
+
+
+def _saves(look: Look, now: float, settings: CoordinatorSettings) -> tuple[dict[str, Entry], list[SetAccount]]:
+    """Entries of live jobs, and the accounts that must be written: changed, old, or of a job that has just ended."""
+    entries: dict[str, Entry] = {}
+    saves = []
+    for state in look.states:
+        entry = look.entries.get(state.job)
+        if entry is None:
+            continue
+        if not state.live or accounts.worth_saving(entry, state.account, now, settings):
+            saves.append(SetAccount(state.job, entry.account))
+            entry = Entry(entry.account, entry.at, now)
+        if state.live:
+            entries[state.job] = entry
+    return entries, saves
+
+
+def _remember(now: float, world: World, look: Look, chosen: Targets, entries: Mapping[str, Entry]) -> Memory:
+    boots = dict(world.memory.boots)
+    boots.update((name, host.boot_id) for name, host in world.snapshot.hosts.items())
+    return Memory(
+        now=now,
+        chosen_at=chosen.chosen_at,
+        situation=chosen.situation,
+        targets=chosen.targets,
+        prices=chosen.prices,
+        offered=chosen.offered,
+        held=chosen.held,
+        reason=chosen.reason,
+        entries=entries,
+        timers=look.timers,
+        states={s.job: s for s in look.states},
+        holder={**look.inventory.releasing, **look.inventory.holder},
+        boots=boots,
+    )
+
+
+def _wake(
+    now: float, memory: Memory, look: Look, chosen: Targets, settings: CoordinatorSettings, interval_s: float
+) -> float:
+    """Seconds until something becomes due by time alone."""
+    assert memory.chosen_at is not None
+    moments = [memory.chosen_at + interval_s]
+    for (kind, *_), timer in look.timers.items():
+        if kind in ("settle", "busy", "over"):
+            moments.append(timer.until)
+        elif kind == "wanted":
+            moments.append(timer.since + settings.start_timeout_s)
+        elif kind == "idle":
+            moments.append(timer.since + settings.retention_s)
+        elif kind == "freed":
+            moments.append(timer.since + settings.lock_report_s + 1.0)
+        elif kind == "gone":
+            moments.append(timer.since + settings.lock_report_s)
+            if settings.fence_time_s > 0:
+                moments.append(timer.since + settings.fence_time_s + settings.ttl_s)
+    for job in chosen.held:
+        since = look.account(job).since_rescale_s
+        if since is not None:
+            moments.append(now + settings.cooldown_s - since)
+    for shut in look.avoid.values():
+        moments += [now + x.remaining_s for x in shut.values()]
+    return max(min((m for m in moments if m > now), default=now + interval_s) - now, 0.0)
+
+
+__all__ = ["decide"]

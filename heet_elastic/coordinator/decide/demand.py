@@ -1,0 +1,171 @@
+"""What one job may be given: its limits in workers and hosts on every device group, from spec, agents and exclusions.
+
+A job can only be placed where a live agent of it offers itself, or where a heet-agent can start one (submitted jobs). A
+rigid job takes N whole agents: `per_host` workers on each of N hosts where its agents are alike and on hosts of their
+own; else N agents of one host type are picked here and offered as one exact size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heet_elastic.coordinator.decide.devices import Group, Inventory
+from heet_elastic.coordinator.decide.state import JobState, Offer
+from heet_elastic.model import Account, Exclusion, Host, JobSpec
+from heet_elastic.scheduler.api import Placed
+
+HEET_AGENT = "heet-agent"
+"""Process names of hosts' daemons start with this: they can start a torchrun of any submitted job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One job's row of a Problem. `limit_G`: most workers by group; `exact`: the one size that is possible, 0 = any.
+
+    current: what it holds, by group; frozen: it keeps exactly that.
+    """
+
+    state: JobState
+    account: Account
+    limit_G: tuple[int, ...]
+    least: int
+    most: int
+    exact: int
+    per_host: int
+    least_hosts: int
+    most_hosts: int
+    requested: int
+    current: Placed
+    frozen: bool
+
+
+def has_heet_agent(host: Host) -> bool:
+    """Whether a heet-agent lives there."""
+    return any(a.startswith(HEET_AGENT) for a in host.agents)
+
+
+def startable_hosts(state: JobState, hosts: Mapping[str, Host], avoid: Mapping[str, Exclusion]) -> tuple[str, ...]:
+    """Hosts without an agent of this job where a heet-agent can start one."""
+    if state.spec is None or not state.spec.submitted:
+        return ()
+    taken = {o.host for o in state.offers}
+    return tuple(sorted(n for n, h in hosts.items() if n not in taken and n not in avoid and has_heet_agent(h)))
+
+
+def offer_limit(offer: Offer, group: Group, host: Host | None) -> int:
+    """Most workers of this agent on this group."""
+    if host is not None and (seen := host.visible.get(offer.agent)) is not None:
+        return min(offer.most_workers, sum(d in seen for d in group.devices))
+    return min(offer.most_workers, len(group.devices))
+
+
+def demand_of(
+    state: JobState,
+    spec: JobSpec,
+    account: Account,
+    inventory: Inventory,
+    hosts: Mapping[str, Host],
+    avoid: Mapping[str, Exclusion],
+    frozen: bool,
+) -> Demand:
+    """The demand of a live job."""
+    offers = [o for o in state.offers if o.host not in avoid and o.host in hosts]
+    limit_G = _limits(offers, inventory, hosts)
+    startable = startable_hosts(state, hosts, avoid)
+    for g, group in enumerate(inventory.groups if startable else ()):
+        if group.host in startable:
+            limit_G[g] = len(group.devices)
+    each_host = _most_per_host(offers)
+    least, most, exact, per_host = max(spec.min_workers, spec.min_hosts), spec.max_workers or 1 << 30, 0, 0
+    least_hosts, most_hosts = -(-spec.min_hosts // max(each_host, 1)), spec.max_hosts
+    whole = offers[0].most_workers if offers else max((len(g.devices) for g in inventory.groups), default=1)
+    if spec.rigid:
+        alike = each_host <= 1 and len({o.most_workers for o in offers}) <= 1
+        if alike:
+            per_host = whole
+            least = most = per_host * spec.min_hosts
+        else:
+            limit_G = _pick_whole_agents(state, spec, offers, inventory, hosts)
+            least = most = exact = sum(limit_G)
+            least_hosts = len({inventory.groups[g].host for g, n in enumerate(limit_G) if n})
+            most_hosts = max(least_hosts, 1)
+    requested = spec.requested_workers or whole * spec.min_hosts
+    return Demand(
+        state=state,
+        account=account,
+        limit_G=tuple(limit_G),
+        least=least,
+        most=most,
+        exact=exact,
+        per_host=per_host,
+        least_hosts=max(least_hosts, 1),
+        most_hosts=most_hosts,
+        requested=max(least, min(requested, most)),
+        current=current_of(state, inventory, everything=frozen),
+        frozen=frozen,
+    )
+
+
+def _limits(offers: Sequence[Offer], inventory: Inventory, hosts: Mapping[str, Host]) -> list[int]:
+    by_host: dict[str, list[Offer]] = {}
+    for offer in offers:
+        by_host.setdefault(offer.host, []).append(offer)
+    limits = []
+    for group in inventory.groups:
+        mine = by_host.get(group.host)
+        if mine is None:
+            limits.append(0)
+        else:
+            host = hosts[group.host]
+            limits.append(min(sum(offer_limit(o, group, host) for o in mine), len(group.devices)))
+    return limits
+
+
+def _most_per_host(offers: Sequence[Offer]) -> int:
+    counts: dict[str, int] = {}
+    for offer in offers:
+        counts[offer.host] = counts.get(offer.host, 0) + 1
+    return max(counts.values(), default=0)
+
+
+def _pick_whole_agents(
+    state: JobState, spec: JobSpec, offers: Sequence[Offer], inventory: Inventory, hosts: Mapping[str, Host]
+) -> list[int]:
+    """Limits that let a rigid job with unlike agents have exactly N whole ones on one host type; zeros = impossible.
+
+    Members come first, so that what runs stays; then agents by host and name. The type with most room is tried first.
+    """
+    members = {m.agent for m in state.here}
+    order = sorted(offers, key=lambda o: (o.agent not in members, o.host, o.agent))
+    kinds: dict[str, int] = {}
+    for group in inventory.groups:
+        kinds[group.host_type] = kinds.get(group.host_type, 0) + len(group.devices)
+    for kind in sorted(kinds, key=lambda k: (-kinds[k], k)):
+        limits = [0] * len(inventory.groups)
+        picked = 0
+        for offer in order:
+            g = inventory.index.get((offer.host, kind))
+            if g is None or picked == spec.min_hosts:
+                continue
+            group = inventory.groups[g]
+            whole = offer_limit(offer, group, hosts[offer.host]) == offer.most_workers
+            if whole and limits[g] + offer.most_workers <= len(group.devices):
+                limits[g] += offer.most_workers
+                picked += 1
+        if picked == spec.min_hosts:
+            return limits
+    return [0] * len(inventory.groups)
+
+
+def current_of(state: JobState, inventory: Inventory, everything: bool) -> Placed:
+    """What the job's live members hold, by group, without blocked devices; `everything` = what its round holds."""
+    counts: dict[int, int] = {}
+    for member in state.members if everything else state.here:
+        for gpu in member.gpus:
+            device = (member.host, gpu)
+            kind = inventory.type_of.get(device)
+            if kind is not None and (everything or device not in inventory.blocked):
+                g = inventory.index[member.host, kind]
+                counts[g] = counts.get(g, 0) + 1
+    return tuple(sorted(counts.items()))

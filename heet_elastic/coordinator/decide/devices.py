@@ -1,0 +1,125 @@
+"""Which devices there are, who holds them, and which may be granted now.
+
+A device may be granted iff no live job's newest round holds it, every live agent that was granted it in an earlier
+round has reported its workers of that round gone (`AgentRecord.clean`), and it is neither unusable, nor in quarantine,
+nor locked by a program that heet does not know. All of it follows from the store, so a new leader sees what the old one
+saw: a plan lists in `Allocation.releasing` what earlier rounds held. A round that members wrote lists nothing; while an
+agent of it is not through, no unheld device of its host is granted.
+
+A vanished host has no live record, hence no devices here: its GPUs are granted again only once an agent there lives,
+and that agent's locks are the local truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from heet_elastic.coordinator.api import Timer
+from heet_elastic.coordinator.decide.state import JobState
+from heet_elastic.model import Gpu, Host
+
+Device = tuple[str, str]
+"""(host, device id): ids are unique on a host only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The devices of one host type on one host; `devices` in a fixed order, without those that are blocked."""
+
+    host: str
+    host_type: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All devices of live hosts, at one moment.
+
+    holder: job whose newest round has the device. releasing: job whose agents have not yet given it back. blocked: why
+    a device is never granted now. A device is in at most one of holder and releasing.
+    """
+
+    groups: tuple[Group, ...]
+    index: Mapping[tuple[str, str], int]
+    type_of: Mapping[Device, str]
+    holder: Mapping[Device, str]
+    releasing: Mapping[Device, str]
+    blocked: Mapping[Device, str]
+
+    def free(self, group: Group) -> list[str]:
+        """Devices of the group that may be granted now."""
+        host = group.host
+        return [d for d in group.devices if (host, d) not in self.holder and (host, d) not in self.releasing]
+
+
+def holders(states: Iterable[JobState]) -> tuple[dict[Device, str], dict[Device, str], dict[str, str]]:
+    """(holder, releasing, hosts of agents that may hold anything there: host -> job)."""
+    held: dict[Device, str] = {}
+    releasing: dict[Device, str] = {}
+    unsure: dict[str, str] = {}
+    for state in states:
+        if state.result is None:
+            for member in state.members:
+                for device in member.gpus:
+                    held[member.host, device] = state.job
+        for member in state.dirty:
+            for device in member.gpus:
+                releasing[member.host, device] = state.job
+        for record in state.unsure:
+            unsure[record.host] = state.job
+    return held, {d: j for d, j in releasing.items() if d not in held}, unsure
+
+
+def take_stock(
+    hosts: Mapping[str, Host],
+    held: Mapping[Device, str],
+    releasing: Mapping[Device, str],
+    unsure: Mapping[str, str],
+    timers: Mapping[tuple[str, ...], Timer],
+    now: float,
+) -> Inventory:
+    """The inventory. `timers`: ("busy", host, device) = quarantine, ("freed", host, device) = given back just now."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    type_of: dict[Device, str] = {}
+    blocked: dict[Device, str] = {}
+    late: dict[Device, str] = dict(releasing)
+    for name, host in hosts.items():
+        suspect = unsure.get(name)
+        for gpu in host.gpus:
+            device = (name, gpu.uuid)
+            type_of[device] = gpu.host_type
+            devices = grouped.setdefault((gpu.host_type, name), [])
+            if suspect is not None and device not in held:
+                late.setdefault(device, suspect)
+            known = device in held or device in late
+            why = _blocked(gpu, device, gpu.uuid in host.locked and not known, timers, now)
+            if why:
+                blocked[device] = why
+            else:
+                devices.append(gpu.uuid)
+    keys = sorted(grouped)
+    groups = tuple(Group(host, kind, tuple(grouped[kind, host])) for kind, host in keys)
+    return Inventory(
+        groups=groups,
+        index={(host, kind): g for g, (kind, host) in enumerate(keys)},
+        type_of=type_of,
+        holder=held,
+        releasing=late,
+        blocked=blocked,
+    )
+
+
+def _blocked(gpu: Gpu, device: Device, locked: bool, timers: Mapping[tuple[str, ...], Timer], now: float) -> str:
+    """Why the device must not be granted; empty = it may."""
+    if gpu.unusable is not None:
+        return gpu.unusable
+    if not timers:
+        return "in use by a program that heet does not know" if locked else ""
+    busy = timers.get(("busy", *device))
+    if busy is not None and now < busy.until:
+        return busy.reason
+    # A device that a job gave back a moment ago may still be in an idle agent's last report of locks.
+    if locked and ("freed", *device) not in timers:
+        return "in use by a program that heet does not know"
+    return ""

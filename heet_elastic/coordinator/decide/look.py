@@ -1,0 +1,147 @@
+"""The first half of a decision: what there is, and what happened since the last look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heet_elastic.coordinator.api import Entry, Memory, Timer, World
+from heet_elastic.coordinator.decide import accounts, events
+from heet_elastic.coordinator.decide.devices import Device, Inventory, holders, take_stock
+from heet_elastic.coordinator.decide.quiet import loud_hosts
+from heet_elastic.coordinator.decide.state import JobState, state_of
+from heet_elastic.coordinator.settings import CoordinatorSettings
+from heet_elastic.model import Account, Exclusion, Snapshot
+
+JOB_TIMERS = frozenset({"joined", "settle", "rescale", "gone", "wanted", "over", "idle"})
+"""Kinds of timers whose second part is a job; they go with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The store at one moment, condensed. `timers` is this decision's own copy, still to be changed.
+
+    live: jobs that can be given something, by name. avoid: hosts that a job must not use now. loud: hosts on which
+    workers of a lost round may still run.
+    """
+
+    states: tuple[JobState, ...]
+    live: tuple[JobState, ...]
+    inventory: Inventory
+    entries: Mapping[str, Entry]
+    timers: dict[tuple[str, ...], Timer]
+    avoid: Mapping[str, Mapping[str, Exclusion]]
+    loud: Mapping[str, frozenset[str]]
+
+    def account(self, job: str) -> Account:
+        """The account of a live job."""
+        return self.entries[job].account
+
+
+def take_look(now: float, world: World, settings: CoordinatorSettings) -> Look:
+    """Condense the world; every change since the last look is in accounts and timers then."""
+    snapshot, memory = world.snapshot, world.memory
+    states = _states(snapshot, memory)
+    timers = dict(memory.timers)
+    _expire(timers, snapshot, now, settings)
+    held, releasing, unsure = holders(states)
+    for device in _given_back(memory, held, releasing):
+        timers["freed", *device] = Timer(now)
+    stock = take_stock(snapshot.hosts, held, releasing, unsure, timers, now)
+    entries: dict[str, Entry] = {}
+    busy = len(timers)
+    for state in states:
+        if state.spec is None:
+            continue
+        before = memory.states.get(state.job)
+        entry = _entry(state, before, memory, timers, now, stock, settings)
+        if state.live or (before is not None and before.live):
+            entries[state.job] = entry
+    if len(timers) != busy:  # a quarantine may have begun
+        stock = take_stock(snapshot.hosts, held, releasing, unsure, timers, now)
+    live = tuple(sorted((s for s in states if s.live), key=lambda s: s.job))
+    loud = {s.job: hosts for s in live if s.lost and (hosts := loud_hosts(s, snapshot.hosts, timers, now, settings))}
+    avoid = {s.job: shut for s in live if (x := entries[s.job].account).exclusions and (shut := accounts.excluded(x))}
+    return Look(states, live, stock, entries, timers, avoid, loud)
+
+
+def _states(snapshot: Snapshot, memory: Memory) -> tuple[JobState, ...]:
+    known = memory.states
+    return tuple(
+        s if (s := known.get(job)) is not None and s.view is view else state_of(view)
+        for job, view in snapshot.jobs.items()
+    )
+
+
+def _given_back(memory: Memory, held: Mapping[Device, str], releasing: Mapping[Device, str]) -> list[Device]:
+    """Devices that a job had at the last look and nobody has now."""
+    return [d for d in memory.holder if d not in held and d not in releasing]
+
+
+def _expire(
+    timers: dict[tuple[str, ...], Timer], snapshot: Snapshot, now: float, settings: CoordinatorSettings
+) -> None:
+    """Drop what is over: timers of jobs that are gone, old reports of freed devices, strikes long forgotten."""
+    for key, timer in list(timers.items()):
+        kind = key[0]
+        if kind in JOB_TIMERS:
+            over = key[1] not in snapshot.jobs or (kind == "settle" and now >= timer.until)
+        elif kind == "freed":
+            over = now - timer.since > settings.lock_report_s + 1.0
+        else:
+            over = now - timer.until > settings.exclusion_most_s
+        if over:
+            del timers[key]
+
+
+def _entry(
+    state: JobState,
+    before: JobState | None,
+    memory: Memory,
+    timers: dict[tuple[str, ...], Timer],
+    now: float,
+    stock: Inventory,
+    settings: CoordinatorSettings,
+) -> Entry:
+    """The job's entry brought up to `now`. Time passed under the former state; then its changes are applied."""
+    assert state.spec is not None
+    entry = memory.entries.get(state.job)
+    if entry is None or entry.account.incarnation != state.spec.incarnation:
+        entry, before = accounts.opened(state, now), None
+    entry = accounts.advance(entry, before or state, now, stock.type_of)
+    account = entry.account
+    if before is not state:
+        account = events.apply(events.Change(before, state, memory.boots, now, settings), account, timers)
+    if state.view.wanted and state.live:
+        account = _late_starts(state, account, timers, now, settings)
+    account = accounts.forget_strikes(account, settings)
+    return entry if account is entry.account else Entry(account, entry.at, entry.saved)
+
+
+def _late_starts(
+    state: JobState,
+    account: Account,
+    timers: dict[tuple[str, ...], Timer],
+    now: float,
+    settings: CoordinatorSettings,
+) -> Account:
+    """Strikes against hosts whose heet-agent was asked for an agent of this job and did not start one in time."""
+    offering = {o.host for o in state.offers}
+    for host in state.view.wanted:
+        key = ("wanted", state.job, host)
+        if host in offering:
+            timers.pop(key, None)
+        elif host not in accounts.excluded(account):
+            timer = timers.setdefault(key, Timer(now))
+            if now - timer.since >= settings.start_timeout_s:
+                del timers[key]
+                why = f"its heet-agent started no torchrun within {settings.start_timeout_s:g} s"
+                account = accounts.strike(account, host, why, settings)
+    return account
+
+
+def names(jobs: Sequence[str] | frozenset[str]) -> str:
+    """Jobs for a sentence: at most three by name."""
+    ordered = sorted(jobs)
+    more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+    return f"{'job' if len(ordered) == 1 else 'jobs'} {', '.join(ordered[:3])}{more}"

@@ -1,0 +1,340 @@
+"""From targets to rounds: who must write what, in which order, and who still waits for whom.
+
+A round is written only when all of its devices are free: jobs that only give go first, their devices are free once
+their agents have reported so, and the receiver's round follows then. Jobs that wait for one another in a circle (two
+that swap hosts) would wait for ever: one of them gives up what it is to lose at once.
+
+No two copies of a job: a round in which no member of the last one takes part is written only when every vanished
+member's host is proven quiet (`quiet`), or the new round takes the very devices that the vanished members had there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from heet_elastic.coordinator.api import Allocate, Spot
+from heet_elastic.coordinator.decide.assign import Assignment, assign
+from heet_elastic.coordinator.decide.devices import Device, Inventory
+from heet_elastic.coordinator.decide.state import JobState
+from heet_elastic.model import (
+    AgentState,
+    Allocation,
+    Cause,
+    Exclusion,
+    Host,
+    Member,
+    configuration_of,
+    order_members,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done about one job now: a round to write, hosts to ask for an agent, or what it waits for."""
+
+    state: JobState
+    target: tuple[Spot, ...]
+    assignment: Assignment | None = None
+    allocation: Allocation | None = None
+    waits: str = ""
+    blockers: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Hosts where a heet-agent must start an agent."""
+        return () if self.assignment is None else self.assignment.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What plans are made on. avoid: hosts that a job must not use. loud: hosts of a lost round that may still run
+    workers, by job (`quiet`). why: what made the coordinator decide, for the rounds' reasons.
+    """
+
+    inventory: Inventory
+    hosts: Mapping[str, Host]
+    avoid: Mapping[str, Mapping[str, Exclusion]]
+    loud: Mapping[str, frozenset[str]]
+    leader: str
+    why: str
+
+
+def spots_of(state: JobState, inventory: Inventory) -> tuple[Spot, ...]:
+    """Where the job's newest round has workers, as a target would say it."""
+    counts: dict[tuple[str, str], int] = {}
+    for member in state.members:
+        for gpu in member.gpus:
+            key = (inventory.type_of.get((member.host, gpu), ""), member.host)
+            counts[key] = counts.get(key, 0) + 1
+    return tuple(Spot(host, kind, n) for (kind, host), n in sorted(counts.items()))
+
+
+def settled(state: JobState, target: tuple[Spot, ...], inventory: Inventory) -> bool:
+    """Whether the newest round already is what the target says."""
+    if len(state.here) < len(state.members) or not state.members:
+        return not state.members and not target
+    if any((m.host, d) in inventory.blocked for m in state.members for d in m.gpus):
+        return False
+    return spots_of(state, inventory) == tuple(sorted(target, key=lambda s: (s.host_type, s.host)))
+
+
+def make_plans(
+    states: Sequence[JobState],
+    targets: Mapping[str, tuple[Spot, ...]],
+    prices: Mapping[str, float],
+    keep: Iterable[str],
+    ground: Ground,
+) -> dict[str, Plan]:
+    """A plan for every job of `states` whose round is not yet its target; those in `keep` are left alone."""
+    left_alone = set(keep)
+    moving = []
+    for state in states:
+        target = targets.get(state.job, ())
+        if state.job in left_alone or state.fixed or settled(state, target, ground.inventory):
+            continue
+        if not target and not _held_devices_wanted(state, ground.hosts):
+            continue
+        moving.append((state, target))
+    moving.sort(key=lambda st: _turn(st[0], st[1], prices, ground.inventory))
+    taken: dict[Device, str] = {}
+    givers = _givers(moving, ground.inventory)
+    plans: dict[str, Plan] = {}
+    for state, target in moving:
+        known = tuple(s for s in target if (s.host, s.host_type) in ground.inventory.index)
+        got = assign(state, known, ground.inventory, ground.hosts, ground.avoid.get(state.job, {}), taken)
+        plan = plans[state.job] = _plan(state, target, known, got, taken, givers, ground)
+        if plan.allocation is not None or plan.blockers or plan.wanted:
+            taken.update(dict.fromkeys(got.reserved, state.job))
+    _break_circles(plans, ground)
+    return plans
+
+
+def _givers(
+    moving: Iterable[tuple[JobState, tuple[Spot, ...]]], inventory: Inventory
+) -> dict[tuple[str, str], set[str]]:
+    """The jobs that are to have fewer workers than now, by (host, host type)."""
+    givers: dict[tuple[str, str], set[str]] = {}
+    for state, target in moving:
+        then = {(s.host, s.host_type): s.workers for s in target}
+        for spot in spots_of(state, inventory):
+            if then.get((spot.host, spot.host_type), 0) < spot.workers:
+                givers.setdefault((spot.host, spot.host_type), set()).add(state.job)
+    return givers
+
+
+def _held_devices_wanted(state: JobState, hosts: Mapping[str, Host]) -> bool:
+    """Whether taking a job's round away serves anybody: a job wholly out of sight may come back unharmed."""
+    return any(m.agent in state.view.agents or m.host in hosts for m in state.members)
+
+
+def _turn(
+    state: JobState, target: Sequence[Spot], prices: Mapping[str, float], inventory: Inventory
+) -> tuple[bool, float, str]:
+    """Jobs that only give come first, then by price; ties by name."""
+    now = {(s.host, s.host_type): s.workers for s in spots_of(state, inventory)}
+    gives = all(s.workers <= now.get((s.host, s.host_type), 0) for s in target)
+    price = prices.get(state.job, float("inf"))
+    return (not gives, price if price == price else float("inf"), state.job)
+
+
+def _plan(
+    state: JobState,
+    target: tuple[Spot, ...],
+    known: tuple[Spot, ...],
+    got: Assignment,
+    taken: Mapping[Device, str],
+    givers: Mapping[tuple[str, str], set[str]],
+    ground: Ground,
+) -> Plan:
+    if len(known) < len(target):
+        return Plan(state, target, got, waits="waits for a host that is just gone")
+    if not got.complete:
+        waits, blockers = _waits(state, got, taken, givers, ground.inventory)
+        return Plan(state, target, got, waits=waits, blockers=blockers)
+    if got.members:
+        short = _breaks_limits(state, got.members)
+        if short:
+            return Plan(state, target, got, waits=short)
+        loud = _loud_hosts(state, got.members, ground.loud.get(state.job, frozenset()))
+        if loud:
+            return Plan(state, target, got, waits=waits_for_quiet(state.job, loud))
+    elif state.allocation is None or not state.allocation.members:
+        return Plan(state, target, got)
+    return Plan(state, target, got, new_round(state, got.members, ground))
+
+
+def waits_for_quiet(job: str, loud: Iterable[str]) -> str:
+    """The reason of a job that must not start again before its old workers are known to be gone."""
+    hosts = sorted(loud)
+    return (
+        f"waits until {', '.join(hosts)} is proven quiet: its last workers there may still run "
+        f"(heet release {job} {hosts[0]}: says that they do not)"
+    )
+
+
+def _breaks_limits(state: JobState, members: Sequence[Member]) -> str:
+    """What of the job's limits a round would break; a policy never should, agents that came or went since may."""
+    spec = state.spec
+    assert spec is not None
+    workers = sum(len(m.gpus) for m in members)
+    if not spec.min_hosts <= len(members) <= spec.max_hosts:
+        return f"waits for a placement on {spec.min_hosts} to {spec.max_hosts} agents, {len(members)} would take part"
+    if not spec.rigid and not spec.allows(workers):
+        return f"waits for a placement with an allowed number of workers, {workers} is none"
+    return ""
+
+
+def _loud_hosts(state: JobState, members: Sequence[Member], loud: frozenset[str]) -> set[str]:
+    """Hosts where old workers may run while new ones start: none if an old member or its devices are in the round."""
+    if not loud or any(m.agent in {o.agent for o in state.here} for m in members):
+        return set()
+    assert state.allocation is not None
+    new = {(m.host, d) for m in members for d in m.gpus}
+    old = [m for m in (*state.gone, *state.allocation.releasing) if m.host in loud]
+    return {m.host for m in old if not all((m.host, d) in new for d in m.gpus)}
+
+
+def _waits(
+    state: JobState,
+    got: Assignment,
+    taken: Mapping[Device, str],
+    givers: Mapping[tuple[str, str], set[str]],
+    inventory: Inventory,
+) -> tuple[str, frozenset[str]]:
+    """What an incomplete assignment waits for, and the jobs that have it."""
+    if got.lacking:
+        blockers: set[str] = set()
+        parts = []
+        for group, lack in got.lacking:
+            devices = [(group.host, d) for d in group.devices]
+            releasing = {inventory.releasing[d] for d in devices if d in inventory.releasing}
+            holding = givers.get((group.host, group.host_type), set()) - {state.job}
+            before = {taken[d] for d in devices if d in taken} - {state.job}
+            blockers |= releasing | holding | before
+            gives = sorted(releasing | holding)
+            by = f" that {_job_list(gives)} releasing" if gives else ""
+            if not gives and before:
+                by = f" that job {', '.join(sorted(before))} is to get first"
+            parts.append(f"{lack} GPU{'s' if lack > 1 else ''} of {group.host}{by}")
+        return f"waits for {' and '.join(parts[:3])}", frozenset(blockers)
+    return f"waits for the heet-agent of {', '.join(got.wanted[:3])} to start torchrun", frozenset()
+
+
+def _job_list(jobs: Sequence[str]) -> str:
+    return f"job {jobs[0]} is" if len(jobs) == 1 else f"jobs {', '.join(jobs)} are"
+
+
+def new_round(state: JobState, members: Sequence[Member], ground: Ground) -> Allocation:
+    """The next round of a job with these members."""
+    old, spec = state.allocation, state.spec
+    assert spec is not None
+    return Allocation(
+        round=state.next_round,
+        cause=Cause.PLAN,
+        members=order_members(old, members),
+        reason=_change(state, members, ground),
+        restarts_used=0 if old is None else old.restarts_used,
+        incarnation=spec.incarnation,
+        configuration=configuration_of(members, ground.inventory.type_of),
+        leader=ground.leader,
+        grace=not state.gone,
+        releasing=still_held(state, members),
+    )
+
+
+def _change(state: JobState, members: Sequence[Member], ground: Ground) -> str:
+    """What a new round changes, and why, as a sentence."""
+    now, then = _extent(state.members, ground.inventory), _extent(members, ground.inventory)
+    if state.paused:
+        return f"paused by a person: {now} given back"
+    if not members:
+        return f"{now} given back: {ground.why}"
+    if not state.members:
+        return f"granted {then}: {ground.why}"
+    return f"{now} -> {then}: {ground.why}" if now != then else f"{then}, on other hosts: {ground.why}"
+
+
+def _extent(members: Sequence[Member], inventory: Inventory) -> str:
+    """How much a round has, in words."""
+    counts: dict[str, int] = {}
+    for member in members:
+        for gpu in member.gpus:
+            kind = inventory.type_of.get((member.host, gpu), "lost GPUs")
+            counts[kind] = counts.get(kind, 0) + 1
+    hosts = len({m.host for m in members})
+    text = " + ".join(f"{n} x {kind}" for kind, n in sorted(counts.items()))
+    return f"{text} on {hosts} host{'s' if hosts > 1 else ''}" if text else "nothing"
+
+
+def still_held(state: JobState, members: Iterable[Member]) -> tuple[Member, ...]:
+    """Devices of the job's earlier rounds that `members` do not have and that nobody has reported free.
+
+    A vanished agent's stay listed as long as no member of its round takes part in the new one: then only its host can
+    tell whether its workers are gone.
+    """
+    if state.allocation is None:
+        return ()
+    stays = {(m.agent, d) for m in members for d in m.gpus}
+    going_on = any(m.agent in {o.agent for o in state.here} for m in members)
+    found: dict[str, Member] = {}
+    round_ = state.allocation.round
+    held = [(m, round_) for m in state.allocation.releasing] + [(m, round_ + 1) for m in state.allocation.members]
+    for member, clean_from in held:
+        versioned = state.view.agents.get(member.agent)
+        if versioned is None:
+            if going_on or state.here:
+                continue
+        elif versioned.record.state is AgentState.WAITING or versioned.record.clean >= clean_from:
+            continue
+        known = found.get(member.agent)
+        mine = tuple(d for d in member.gpus if (member.agent, d) not in stays)
+        if known is not None:
+            mine = tuple(dict.fromkeys((*known.gpus, *mine)))
+        if mine:
+            found[member.agent] = Member(member.agent, member.host, mine)
+    return tuple(found[a] for a in sorted(found))
+
+
+def _break_circles(plans: dict[str, Plan], ground: Ground) -> None:
+    """If some jobs only wait for one another, one of them writes what it keeps, so that the others can go on."""
+    waiting = {j for j, p in plans.items() if p.blockers and p.allocation is None}
+    going = set(ground.inventory.releasing.values()) | {j for j, p in plans.items() if p.allocation is not None}
+    while True:
+        freed = {j for j in waiting if plans[j].blockers & going or not plans[j].blockers <= waiting}
+        if not freed:
+            break
+        waiting -= freed
+        going |= freed
+    givers = [j for j in waiting if plans[j].state.members]
+    if not givers:
+        return
+    job = min(givers, key=lambda j: (sum(len(m.gpus) for m in plans[j].state.members), j))
+    plan = plans[job]
+    kept = _keep_part(plan.state, {(s.host, s.host_type): s.workers for s in plan.target}, ground.inventory)
+    kept = kept if kept and not _breaks_limits(plan.state, kept) else ()
+    if kept != plan.state.members:
+        round_ = new_round(plan.state, kept, replace(ground, why="makes room for a job with which it swaps GPUs"))
+        plans[job] = replace(plan, allocation=round_)
+
+
+def _keep_part(state: JobState, wanted: Mapping[tuple[str, str], int], inventory: Inventory) -> tuple[Member, ...]:
+    """The present members cut down to what the target also has."""
+    left = dict(wanted)
+    kept = []
+    for member in state.here:
+        gpus = []
+        for gpu in member.gpus:
+            key = (member.host, inventory.type_of.get((member.host, gpu), ""))
+            if left.get(key, 0) > 0:
+                left[key] -= 1
+                gpus.append(gpu)
+        if gpus:
+            kept.append(Member(member.agent, member.host, tuple(gpus)))
+    return tuple(kept)
+
+
+def as_action(plan: Plan) -> Allocate:
+    """The write of a plan that has a round."""
+    assert plan.allocation is not None
+    return Allocate(plan.state.job, plan.allocation, plan.state.revision)

@@ -1,0 +1,191 @@
+"""One job as the deciding code sees it: its JobView condensed, once per view, reused while that is the same.
+
+Invariant: everything here follows from the JobView alone, so equal views give equal states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from heet_elastic.model import (
+    Account,
+    AgentRecord,
+    AgentState,
+    Allocation,
+    Control,
+    JobSpec,
+    JobView,
+    Member,
+    Result,
+)
+
+RUN = Control()
+_OUT = frozenset({AgentState.LEAVING, AgentState.SUCCEEDED})
+_IDLE = frozenset({AgentState.WAITING, AgentState.SUCCEEDED})
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A live agent that may get workers: it waits or is a member, and is neither leaving nor done."""
+
+    agent: str
+    host: str
+    most_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What the store says of one job.
+
+    allocation: the newest round of this incarnation; revision: mod_revision of its key (0 = none), to compare with.
+    here, gone: members of the allocation with and without a live record (leaving and done ones are in neither). lost:
+    all who were granted devices in this round or still held some of earlier ones, if none of them is left to prove the
+    others' workers dead.
+    dirty: agents that may still hold devices of rounds below the allocation's; unsure: those of which the store does
+    not say which ones. verdict: members are agreeing on a failure. shape: what a policy's choice depends on.
+    """
+
+    view: JobView
+    job: str
+    spec: JobSpec | None
+    control: Control
+    account: Account | None
+    allocation: Allocation | None
+    revision: int
+    next_round: int
+    result: Result | None
+    frozen: bool
+    verdict: bool
+    offers: tuple[Offer, ...]
+    here: tuple[Member, ...]
+    gone: tuple[Member, ...]
+    lost: tuple[Member, ...]
+    dirty: tuple[Member, ...]
+    unsure: tuple[AgentRecord, ...]
+    agents: int  # live records, whatever their state
+    shape: tuple[object, ...]
+
+    @property
+    def live(self) -> bool:
+        """Whether the job can still be given something."""
+        return self.spec is not None and self.result is None
+
+    @property
+    def paused(self) -> bool:
+        """Whether a person paused it."""
+        return self.control.action == "pause"
+
+    @property
+    def fixed(self) -> bool:
+        """Whether no plan may touch it: it finishes, or its members are agreeing on a failure."""
+        return self.frozen or self.verdict
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Members of the newest round."""
+        return () if self.allocation is None else self.allocation.members
+
+    @property
+    def priority(self) -> float:
+        """The person's last word on it, else what the job asked for."""
+        if self.control.priority is not None and self.control.priority > 0:
+            return self.control.priority
+        return 1.0 if self.spec is None else self.spec.priority
+
+
+def state_of(view: JobView) -> JobState:
+    """The state of a view."""
+    spec = None if view.spec is None else view.spec.record
+    run = "" if spec is None else spec.incarnation
+
+    def ours(incarnation: str) -> bool:
+        return spec is None or not incarnation or incarnation == run
+
+    stored = view.allocation
+    allocation = stored.record if stored is not None and ours(stored.record.incarnation) else None
+    records = {a: v.record for a, v in view.agents.items() if ours(v.record.incarnation)}
+    done = {a for a, d in view.done.items() if ours(d.incarnation)}
+    frozen = (view.frozen is not None and ours(view.frozen.record.incarnation)) or bool(done)
+    result = None if view.result is None or not ours(view.result.record.incarnation) else view.result.record
+    account = None if view.account is None or not ours(view.account.record.incarnation) else view.account.record
+    control = RUN if view.control is None else view.control.record
+    offers = tuple(
+        Offer(r.agent, r.host, r.most_workers)
+        for r in sorted(records.values(), key=lambda r: (r.host, r.agent))
+        if r.state not in _OUT and r.agent not in done
+    )
+    offering = {o.agent for o in offers}
+    members = () if allocation is None else allocation.members
+    granted = members if allocation is None else (*members, *allocation.releasing)
+    survives = any(m.agent in records or m.agent in done for m in granted)
+    dirty, unsure = _unfinished(allocation, records, result is not None)
+    shape = (
+        run,
+        view.spec.mod_revision if view.spec is not None else 0,
+        offers,
+        control,
+        frozen,
+    )
+    return JobState(
+        view=view,
+        job=view.job,
+        spec=spec,
+        control=control,
+        account=account,
+        allocation=allocation,
+        revision=0 if stored is None else stored.mod_revision,
+        next_round=1 if stored is None else stored.record.round + 1,
+        result=result,
+        frozen=frozen,
+        verdict=_verdict_pending(allocation, records),
+        offers=offers,
+        here=tuple(m for m in members if m.agent in offering),
+        gone=tuple(m for m in members if m.agent not in records and m.agent not in done),
+        lost=() if survives else granted,
+        dirty=dirty,
+        unsure=unsure,
+        agents=len(records),
+        shape=shape,
+    )
+
+
+def _verdict_pending(allocation: Allocation | None, records: Mapping[str, AgentRecord]) -> bool:
+    if allocation is None:
+        return False
+    for member in allocation.members:
+        record = records.get(member.agent)
+        if record is not None and record.state is AgentState.FAILED and record.round == allocation.round:
+            return True
+    return False
+
+
+def _unfinished(
+    allocation: Allocation | None, records: Mapping[str, AgentRecord], ended: bool
+) -> tuple[tuple[Member, ...], tuple[AgentRecord, ...]]:
+    """Devices that live agents may still hold besides what the newest round grants them.
+
+    An agent that waits or has succeeded holds none; one that reports `clean` >= the newest round holds none of earlier
+    rounds. Of any other, a plan names the devices in `releasing`; rounds that members wrote may name none, then it is
+    not known which (`unsure`). With a result, the newest round's devices too are held until the agent is through.
+    """
+    if allocation is None:
+        return (), ()
+    round_ = allocation.round
+    listed = {m.agent for m in allocation.releasing}
+    complete = bool(allocation.leader) or bool(allocation.releasing) or round_ == 1
+    dirty = [
+        m
+        for m in allocation.releasing
+        if (r := records.get(m.agent)) is not None and r.state not in _IDLE and r.clean < round_
+    ]
+    if ended:
+        dirty += [
+            m
+            for m in allocation.members
+            if (r := records.get(m.agent)) is not None and r.state not in _IDLE and r.clean <= round_
+        ]
+    unsure = []
+    if not complete:
+        unsure = [r for r in records.values() if r.state not in _IDLE and r.clean < round_ and r.agent not in listed]
+    return tuple(dirty), tuple(sorted(unsure, key=lambda r: r.agent))

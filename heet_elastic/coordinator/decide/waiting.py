@@ -1,0 +1,164 @@
+"""One sentence for every job: what it has and why, or what it waits for, with its place in the queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heet_elastic.coordinator.api import Spot
+from heet_elastic.coordinator.decide.demand import has_heet_agent, startable_hosts
+from heet_elastic.coordinator.decide.devices import Inventory
+from heet_elastic.coordinator.decide.look import Look
+from heet_elastic.coordinator.decide.rounds import Plan, waits_for_quiet
+from heet_elastic.coordinator.decide.state import JobState
+from heet_elastic.model import Exclusion, Host
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What reasons are made of. queue: waiting jobs, the next one first."""
+
+    look: Look
+    hosts: Mapping[str, Host]
+    plans: Mapping[str, Plan]
+    settling: frozenset[str]
+    queue: tuple[str, ...]
+
+
+def queue_of(look: Look, targets: Mapping[str, tuple[Spot, ...]], prices: Mapping[str, float]) -> tuple[str, ...]:
+    """Jobs that have nothing and are to get nothing yet, by price, then by how long they have waited, then by name."""
+    waiting = [s for s in look.live if not s.members and not targets.get(s.job) and not s.paused and not s.fixed]
+
+    def rank(state: JobState) -> tuple[float, float, str]:
+        price = prices.get(state.job, math.inf)
+        return (price if price == price else math.inf, -look.account(state.job).waited_s, state.job)
+
+    return tuple(s.job for s in sorted(waiting, key=rank))
+
+
+def reason_of(state: JobState, facts: Facts) -> str:
+    """The sentence."""
+    if state.result is not None:
+        return f"{state.result.outcome}: {state.result.reason}" if state.result.reason else state.result.outcome
+    plan = facts.plans.get(state.job)
+    if state.members:
+        return _running(state, plan)
+    if plan is not None and plan.allocation is not None:
+        return plan.allocation.reason
+    if state.paused:
+        return f"paused by a person (heet resume {state.job}: goes on)"
+    if state.spec is None:
+        return "its description is missing or cannot be read: start it again"
+    loud = facts.look.loud.get(state.job)
+    if loud and (plan is None or not plan.target):
+        return waits_for_quiet(state.job, loud)
+    if plan is not None and plan.target:
+        return f"gets {_spots(plan.target)}, {plan.waits}" if plan.waits else f"gets {_spots(plan.target)}"
+    return _queued(state, facts)
+
+
+def _running(state: JobState, plan: Plan | None) -> str:
+    assert state.allocation is not None
+    if state.frozen:
+        done = len(state.view.done)
+        return f"finishes: {done} of {len(state.members) or done} agents have ended well, no plan touches it any more"
+    if plan is not None and plan.allocation is not None:
+        return plan.allocation.reason
+    if state.verdict:
+        return f"a worker failed in round {state.allocation.round}: its agents agree on what follows"
+    text = state.allocation.reason or f"runs in round {state.allocation.round}"
+    if plan is not None and plan.waits:
+        text += f"; is to get {_spots(plan.target)}, {plan.waits}"
+    return text
+
+
+def _spots(target: Sequence[Spot]) -> str:
+    return " + ".join(f"{s.workers} x {s.host_type} on {s.host}" for s in target[:3]) + (
+        f" and {len(target) - 3} more hosts" if len(target) > 3 else ""
+    )
+
+
+def _queued(state: JobState, facts: Facts) -> str:
+    """Why a job that wants something gets nothing, the nearest obstacle first."""
+    spec = state.spec
+    assert spec is not None
+    avoid = facts.look.avoid.get(state.job, {})
+    here = [o for o in state.offers if o.host not in avoid]
+    startable = startable_hosts(state, facts.hosts, avoid)
+    places = len(here) + len(startable)
+    if places < spec.min_hosts:
+        shut = "; ".join(f"{x.host} is excluded for {_span(_coarse(x))}: {x.reason}" for x in avoid.values())
+        if avoid:
+            return f"waits for {spec.min_hosts - places} more of {spec.min_hosts} hosts; {shut}"
+        if spec.submitted and not any(has_heet_agent(h) for h in facts.hosts.values()):
+            return "no host runs a heet-agent: start heet-agent on the hosts that this job may use"
+        if not state.agents:
+            return f"no agent of it is here: start torchrun with --rdzv-id={state.job} on {spec.min_hosts} hosts"
+        return f"{places} of at least {spec.min_hosts} hosts are here: start torchrun on {spec.min_hosts - places} more"
+    if state.job in facts.settling:
+        return "an agent of it has just come: waits a moment for others"
+    least = max(spec.min_workers, spec.min_hosts)
+    if spec.rigid and here:
+        least = max(least, spec.min_hosts * min(o.most_workers for o in here))
+    most = sum(min(o.most_workers, _devices(o.host, facts.look.inventory)) for o in here) + sum(
+        _devices(h, facts.look.inventory) for h in startable
+    )
+    if most < least:
+        return (
+            f"needs at least {least} workers, the hosts where it can run have room for {most}: start it on more hosts"
+        )
+    place = facts.queue.index(state.job) + 1 if state.job in facts.queue else len(facts.queue)
+    return (
+        f"waits in queue position {place} of {len(facts.queue)}: needs at least {least} GPU{'s' if least > 1 else ''}, "
+        f"{_capacity(state, facts)}"
+    )
+
+
+def _coarse(exclusion: Exclusion) -> float:
+    """The exclusion's remaining time, coarse, so that the sentence does not change with every look."""
+    return max(10.0, math.ceil(exclusion.remaining_s / 10.0) * 10.0)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _devices(host: str, inventory: Inventory) -> int:
+    return sum(len(g.devices) for g in inventory.groups if g.host == host)
+
+
+def _capacity(state: JobState, facts: Facts) -> str:
+    """What is free where the job could run, and who has the rest."""
+    hosts = {o.host for o in state.offers} | set(startable_hosts(state, facts.hosts, {}))
+    inventory = facts.look.inventory
+    free: dict[str, int] = {}
+    holders: dict[str, int] = {}
+    for group in inventory.groups:
+        if group.host not in hosts:
+            continue
+        for device in group.devices:
+            owner = inventory.holder.get((group.host, device)) or inventory.releasing.get((group.host, device))
+            if owner is None:
+                free[group.host_type] = free.get(group.host_type, 0) + 1
+            else:
+                holders[owner] = holders.get(owner, 0) + 1
+    text = " and ".join(f"{n} x {kind}" for kind, n in sorted(free.items())) or "none"
+    most = sorted(holders.items(), key=lambda item: (-item[1], item[0]))
+    held = ", ".join(f"{n} by {job}" for job, n in most[:3]) + (f" and {len(most) - 3} more jobs" if most[3:] else "")
+    return f"{text} free where it can run" + (f", the others are held: {held}" if held else "")
+
+
+def details_of(state: JobState, facts: Facts) -> tuple[str, ...]:
+    """Further sentences for `heet explain`, none of which changes merely because time passes."""
+    account = facts.look.account(state.job)
+    lines = [
+        f"host {x.host} is excluded (strike {x.strikes}): {x.reason}" for x in account.exclusions if x.remaining_s > 0
+    ]
+    if state.allocation is not None and state.allocation.restarts_used:
+        lines.append(f"{state.allocation.restarts_used} restarts used of the job's budget")
+    if account.rescale_up_s is not None:
+        lines.append(f"growing it has cost {account.rescale_up_s:.0f} s")
+    if account.rescale_down_s is not None:
+        lines.append(f"shrinking it has cost {account.rescale_down_s:.0f} s")
+    return tuple(lines)
