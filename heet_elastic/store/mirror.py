@@ -146,6 +146,8 @@ class Mirror:
 
     def _on_events(self, events: Sequence[Event], revision: int) -> None:
         with self.changed:
+            if revision <= self._revision:
+                return
             for event in events:
                 if event.entry is None:
                     self._entries.pop(event.key, None)
