@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 VERSION = 1
 MAX_BYTES = 4096
@@ -85,7 +86,7 @@ def unpack(datagram: bytes) -> SampleMessage:
         raise ValueError(f"sample is not JSON: {e}") from e
     if not isinstance(data, dict) or data.get("v") != VERSION:
         raise ValueError("sample has another version")
-    known = {}
+    known: dict[str, Any] = {}
     for name, kind in _TYPES.items():
         if name not in data:
             continue

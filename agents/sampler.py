@@ -1,0 +1,298 @@
+"""Counts steps, samples and tokens of an unmodified training script and sends them to the agent of its host.
+
+One hook after every optimizer step (all of `torch.optim`'s kind), one before the forward pass of the outermost module
+that holds the optimizer's parameters, found once. A global step is a round over the optimizers: several of them (a
+GAN's, one per parameter group) count once until one of them steps again. Samples of a step = what the root module was
+given in training mode since the step before. Messages are cumulative, at most about one a second, never blocking, and
+there is no thread.
+
+It must never disturb the script: every entry catches its own errors, sends the reason once, and is silent from then on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from heet_elastic import reporting
+from heet_elastic.agents import frames
+from heet_elastic.agents.checkpoints import CheckpointWatch
+from heet_elastic.agents.compute import ComputeTimer
+from heet_elastic.agents.forwards import ForwardWatch
+from heet_elastic.agents.messages import ENV_ROUND, ENV_SOCKET, SampleMessage, pack
+from heet_elastic.agents.modules import Facts, facts, innermost, loaded_step, parameter_ids
+from heet_elastic.agents.rate import StepClock
+
+SEND_INTERVAL_S = 1.0
+_installed: Sampler | None = None
+
+
+class Sampler:
+    """Everything that is counted in one worker. `install` makes the only one of a process."""
+
+    def __init__(self, socket_path: str, round_: int, rank: int, local_rank: int) -> None:
+        self._path, self._round, self._rank, self._local_rank = socket_path, round_, rank, local_rank
+        self._socket: socket.socket | None = None
+        self._next_send = 0.0
+        self._off = False
+        self._clock = StepClock()
+        self._timer = ComputeTimer()
+        self._forwards = ForwardWatch(
+            torch.nn.Module, torch.compiler.is_compiling, torch.is_grad_enabled, self._timer, time.monotonic, self._fail
+        )
+        self._forwards.on_first = self._see_autocast
+        self._checkpoints = CheckpointWatch(self._position)
+        self._known: dict[int, weakref.ref[Optimizer]] = {}
+        self._nested: set[int] = set()
+        self._cycle: set[int] = set()
+        self._samples = 0.0
+        self._tokens = 0.0
+        self._uncounted = 0  # steps before the first one whose samples were seen
+        self._batch: float | None = None
+        self._told_samples: float | None = None
+        self._told: tuple[float | None, float | None] = (None, None)
+        self._facts: Facts | None = None
+        self._device: str | None = None
+        self._dtype: str | None = None
+        self._problem: str | None = None
+        self._step_hook: Any = None
+
+    def attach(self) -> None:
+        """Register the hooks that find everything else."""
+        self._step_hook = register_optimizer_step_post_hook(_untraced(self))
+        self._checkpoints.wrap_loads(Optimizer, torch.nn.Module)
+        reporting.connect(self)
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self.abandon)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer made a step: the hot path."""
+        if self._off:
+            return
+        try:
+            key = id(optimizer)
+            if (key not in self._known and not self._meet(optimizer)) or (
+                key in self._nested and frames.inside_own_step(optimizer)
+            ):
+                return
+            cycle = self._cycle
+            if cycle and key not in cycle:
+                cycle.add(key)
+                return
+            if len(cycle) != 1:
+                cycle.clear()
+                cycle.add(key)
+            self._count(time.monotonic(), 1)
+        except Exception as error:  # the script must go on
+            self._fail(error)
+
+    def _count(self, now: float, steps: int) -> None:
+        forwards, checkpoints, timer = self._forwards, self._checkpoints, self._timer
+        samples, tokens = forwards.settle()
+        if samples:
+            self._samples += samples
+            self._tokens += tokens
+            self._batch = samples
+        elif not self._samples:
+            self._uncounted += steps
+        if timer.armed:
+            timer.step(now)
+        if self._clock.step(now, forwards.flagged or checkpoints.flagged, steps):
+            timer.arm()
+        forwards.flagged = checkpoints.flagged = False
+        if checkpoints.commit() or now >= self._next_send:
+            self._send(now)
+
+    def _meet(self, optimizer: Optimizer) -> bool:
+        """First step of an optimizer. False: not a step of the training (torch makes one to create its state)."""
+        if frames.called_from("_init_optim_state"):
+            return False
+        key = id(optimizer)
+        self._known[key] = weakref.ref(optimizer, lambda _: self._forget(key))
+        if frames.inside_own_step(optimizer):
+            self._nested.add(key)
+        wanted = parameter_ids(optimizer)
+        with contextlib.suppress(Exception):  # a checkpoint that cannot be seen costs certainty, not samples
+            first = loaded_step(optimizer)
+            self._checkpoints.met(optimizer, wanted, None if first is None else first - 1)
+        new = self._forwards.meet(wanted)
+        if new:
+            self._describe(new)
+        return True
+
+    def _forget(self, key: int) -> None:
+        self._known.pop(key, None)
+        self._nested.discard(key)
+        self._cycle.discard(key)
+
+    def _describe(self, new: list[Any]) -> None:
+        """Physical facts of the modules now watched, once a round; saves of the new ones are noticed."""
+        for root in new:
+            with contextlib.suppress(Exception):
+                self._checkpoints.watch_module(innermost(root))
+        with contextlib.suppress(Exception):
+            self._facts = facts(self._forwards.roots)
+            self._device, self._dtype = self._facts.device, self._facts.dtype
+            if self._device.startswith("cuda"):
+                self._device = torch.cuda.get_device_name(self._device)
+                self._timer.use_events(_cuda_event)
+
+    def _see_autocast(self) -> None:
+        """At the first counted forward pass: autocast decides in which type the work is done."""
+        kind = (self._facts.device if self._facts else "cpu").partition(":")[0]
+        if self._dtype and torch.is_autocast_enabled(kind):
+            self._dtype += "+" + str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+    def progress(self, done: float, total: float | None) -> None:
+        """`heet_elastic.progress`."""
+        self._told = (done, total)
+        self._tell()
+
+    def report(self, samples: float | None, steps: int | None) -> None:
+        """`heet_elastic.report`. Steps count only where no optimizer of torch makes any."""
+        if samples is not None:
+            self._told_samples = (self._told_samples or 0.0) + samples
+        if steps and not self._known and not self._off:
+            self._count(time.monotonic(), steps)
+        self._tell()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if not self._off and now >= self._next_send:
+            self._send(now)
+
+    def _position(self) -> tuple[int, float]:
+        """(steps, samples) so far. The first steps' samples were not seen: they are taken for average ones."""
+        steps = self._clock.steps
+        if self._told_samples is not None:
+            return steps, self._told_samples
+        counted = steps - self._uncounted
+        return steps, self._samples * steps / counted if counted > 0 else 0.0
+
+    def message(self) -> SampleMessage:
+        """All counters, as they are sent."""
+        clock, checkpoints, known = self._clock, self._checkpoints, self._facts
+        rate, (steps, samples) = clock.rate(), self._position()
+        return SampleMessage(
+            pid=os.getpid(),
+            local_rank=self._local_rank,
+            rank=self._rank,
+            round=self._round,
+            at_s=clock.last_s,
+            first_step_s=clock.first_s,
+            steps=steps,
+            samples=samples,
+            tokens=self._tokens * samples / self._samples if self._samples else 0.0,
+            step_s=rate.step_s,
+            step_spread_s=rate.spread_s,
+            windows=clock.windows,
+            stalled_s=clock.stalled_s,
+            paused_s=clock.paused_s,
+            compute_s=self._timer.seconds(),
+            marks=checkpoints.marks,
+            marked_steps=checkpoints.marked_steps,
+            marked_samples=checkpoints.marked_samples,
+            loads=checkpoints.loads,
+            weight_loads=checkpoints.weight_loads,
+            loaded_steps=checkpoints.loaded_steps,
+            done=self._told[0],
+            total=self._told[1],
+            parameters=known.parameters if known else None,
+            parameter_bytes=known.parameter_bytes if known else None,
+            gradient_bytes=known.gradient_bytes if known else None,
+            dtype=self._dtype,
+            batch=self._batch,
+            device=self._device,
+            problem=self._problem or (None if self._told_samples is not None else self._forwards.problem),
+        )
+
+    def _send(self, now: float) -> None:
+        """One datagram; a full queue or a vanished agent loses it, and the next one says all that it said."""
+        self._next_send = now + SEND_INTERVAL_S
+        datagram = pack(self.message())
+        with contextlib.suppress(OSError):
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+            self._socket.sendto(datagram, socket.MSG_DONTWAIT, self._path)
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop for good, and say why once."""
+        if self._off:
+            return
+        self._problem = f"sampler stopped: {type(error).__name__}: {error}"[:200]
+        self._finish()
+
+    def close(self) -> None:
+        """The script ends: send what is left."""
+        if not self._off:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._off = True
+        with contextlib.suppress(Exception):
+            self._checkpoints.commit()
+            if self._clock.steps or self._told != (None, None) or self._problem:
+                self._send(time.monotonic())
+        self.detach()
+
+    def detach(self) -> None:
+        """Take every hook away, close the socket."""
+        self._off = True
+        with contextlib.suppress(Exception):
+            reporting.connect(None)
+            self._step_hook.remove()
+            self._forwards.close()
+            self._checkpoints.close()
+        atexit.unregister(self.close)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def abandon(self) -> None:
+        """In a forked child: not a worker, so silent. The hooks stay: taking them away would unshare memory."""
+        self._off = self._forwards.off = True
+        reporting.connect(None)
+
+
+def install(environment: Mapping[str, str]) -> Sampler | None:
+    """Begin sampling in this worker; None if it was begun already."""
+    global _installed
+    if _installed is not None:
+        return None
+
+    def number(name: str) -> int:
+        value = environment.get(name, "0")
+        return int(value) if value.isdigit() else 0
+
+    _installed = Sampler(environment[ENV_SOCKET], number(ENV_ROUND), number("RANK"), number("LOCAL_RANK"))
+    _installed.attach()
+    return _installed
+
+
+def _untraced(sampler: Sampler) -> Any:
+    """The step hook, run outside of torch.compile's tracing where a compiled function makes the step.
+
+    `torch._disable_dynamo` (private) imports nothing before its first call; `torch.compiler.disable` would import
+    Dynamo with torch. Without it the hook is traced, and then it does nothing.
+    """
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001  (torch calls it so)
+        if not torch.compiler.is_compiling():
+            sampler.after_step(optimizer)
+
+    disable = getattr(torch, "_disable_dynamo", None)
+    return after_step if disable is None else disable(after_step)
+
+
+def _cuda_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)
