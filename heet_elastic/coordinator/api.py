@@ -190,7 +190,7 @@ class Memory:
 
     targets, prices, offered: the last choice, with each job's agents at that time; held: jobs that it had to leave
     alone because they were changed a moment ago. states: one `decide.state.JobState` a job, reused while its view is
-    the same. holder: which job held which device. boots: the hosts' boot ids.
+    the same; so are layout (of the hosts) and demands. holder: which job held which device. boots: the hosts' boot ids.
     """
 
     now: float | None = None
@@ -206,6 +206,8 @@ class Memory:
     states: Mapping[str, Any] = field(default_factory=dict)
     holder: Mapping[tuple[str, str], str] = field(default_factory=dict)
     boots: Mapping[str, str] = field(default_factory=dict)
+    layout: Any = None
+    demands: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def advance(entry: Entry, state: JobState, now: float, type_of: Mapping[Device, 
     received = account.received_s
     if running:
         sums = dict(received)
-        for kind, gpus in _gpus_by_type(state, type_of).items():
+        for kind, gpus in gpus_by_type(state, type_of).items():
             sums[kind] = sums.get(kind, 0.0) + gpus * passed
         received = tuple(sorted(sums.items()))
     since = account.since_rescale_s
@@ -56,7 +56,8 @@ def advance(entry: Entry, state: JobState, now: float, type_of: Mapping[Device, 
     return replace(entry, account=account, at=now)
 
 
-def _gpus_by_type(state: JobState, type_of: Mapping[Device, str]) -> dict[str, int]:
+def gpus_by_type(state: JobState, type_of: Mapping[Device, str]) -> dict[str, int]:
+    """GPUs that the job's newest round has, by host type."""
     allocation = state.allocation
     if allocation is None:
         return {}
@@ -110,9 +111,25 @@ def forget_strikes(account: Account, settings: CoordinatorSettings) -> Account:
     return account if len(kept) == len(account.exclusions) else replace(account, exclusions=kept)
 
 
-def excluded(account: Account) -> dict[str, Exclusion]:
-    """Hosts that the job must not use now."""
-    return {x.host: x for x in account.exclusions if x.remaining_s > 1e-9}
+def excluded(entry: Entry, now: float) -> dict[str, Exclusion]:
+    """Hosts that the job must not use at `now`."""
+    passed = now - entry.at
+    return {
+        x.host: replace(x, remaining_s=x.remaining_s - passed)
+        for x in entry.account.exclusions
+        if x.remaining_s - passed > 1e-9
+    }
+
+
+def since_rescale_s(entry: Entry, now: float) -> float:
+    """Seconds since the job was last rescaled, at `now`; infinite = never."""
+    since = entry.account.since_rescale_s
+    return math.inf if since is None else since + now - entry.at
+
+
+def waited_s(entry: Entry, state: JobState, now: float) -> float:
+    """Seconds for which the job has had no worker, at `now`."""
+    return 0.0 if state.members else entry.account.waited_s + now - entry.at
 
 
 def worth_saving(entry: Entry, stored: Account | None, now: float, settings: CoordinatorSettings) -> bool:

@@ -7,11 +7,12 @@ cool-down that stood in the way, and after the interval. In between, targets are
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from heet_elastic.coordinator.api import Memory, Spot, World
+from heet_elastic.coordinator.decide import accounts
 from heet_elastic.coordinator.decide.demand import Demand, demand_of, startable_hosts
 from heet_elastic.coordinator.decide.look import Look, names
 from heet_elastic.coordinator.decide.problem import build_problem
@@ -39,7 +40,8 @@ class Targets:
     offered: Mapping[str, Hashable]
     held: frozenset[str]
     chosen_at: float
-    settling: frozenset[str] = field(default_factory=frozenset)
+    settling: frozenset[str]
+    demands: Mapping[str, Demand]
 
 
 def make_choice(
@@ -64,6 +66,7 @@ def make_choice(
             memory.held,
             now if memory.chosen_at is None else memory.chosen_at,
             settling,
+            memory.demands,
         )
     demands = _demands(look, world, left_alone)
     targets, prices, note = _ask(demands, world, look, policy, settings, rng)
@@ -78,6 +81,7 @@ def make_choice(
         cooling & {d.state.job for d in demands if not d.state.fixed},
         now,
         settling,
+        {d.state.job: d for d in demands},
     )
 
 
@@ -86,8 +90,8 @@ def cools(state: JobState, look: Look, memory: Memory, settings: CoordinatorSett
 
     Not where it must change: it lost a member, a device or a permission, or its own agents changed.
     """
-    since = look.account(state.job).since_rescale_s
-    if since is None or since >= settings.cooldown_s or state.paused or len(state.here) < len(state.members):
+    since = accounts.since_rescale_s(look.entries[state.job], look.now)
+    if since >= settings.cooldown_s or state.paused or len(state.here) < len(state.members):
         return False
     if memory.offered.get(state.job, state.offers) != state.offers:
         return False
@@ -152,7 +156,6 @@ def _demands(look: Look, world: World, left_alone: frozenset[str]) -> list[Deman
     """Who takes part in the choice. What runs and must be left alone keeps what it has; paused jobs want nothing."""
     demands = []
     for state in look.live:
-        assert state.spec is not None
         avoid = look.avoid.get(state.job, {})
         frozen = bool(state.members) and (state.fixed or (bool(state.here) and state.job in left_alone))
         if not frozen:
@@ -162,8 +165,7 @@ def _demands(look: Look, world: World, left_alone: frozenset[str]) -> list[Deman
                 continue
             if not proven_by_locks(state, look.loud.get(state.job, frozenset())):
                 continue
-        account = look.account(state.job)
-        demands.append(demand_of(state, state.spec, account, look.inventory, world.snapshot.hosts, avoid, frozen))
+        demands.append(demand_of(state, look.inventory, avoid, frozen, world.memory.demands.get(state.job)))
     return demands
 
 
@@ -179,7 +181,7 @@ def _ask(
     groups = look.inventory.groups
     if not demands or not groups:
         return {}, {}, ""
-    problem = build_problem(demands, look.inventory, world.table, world.snapshot.profiles, settings)
+    problem = build_problem(demands, look, world.table, world.snapshot.profiles, settings)
     choice = policy.choose(problem, rng)
     targets = {
         job: tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed)

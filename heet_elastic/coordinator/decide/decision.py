@@ -142,7 +142,8 @@ def _saves(look: Look, now: float, settings: CoordinatorSettings) -> tuple[dict[
         entry = look.entries.get(state.job)
         if entry is None:
             continue
-        if not state.live or accounts.worth_saving(entry, state.account, now, settings):
+        known = state.account
+        if not state.live or (state.job in look.changed and accounts.worth_saving(entry, known, now, settings)):
             saves.append(SetAccount(state.job, entry.account))
             entry = Entry(entry.account, entry.at, now)
         if state.live:
@@ -167,6 +168,8 @@ def _remember(now: float, world: World, look: Look, chosen: Targets, entries: Ma
         states={s.job: s for s in look.states},
         holder={**look.inventory.releasing, **look.inventory.holder},
         boots=boots,
+        layout=look.inventory.layout,
+        demands=chosen.demands,
     )
 
 
@@ -189,10 +192,8 @@ def _wake(
             moments.append(timer.since + settings.lock_report_s)
             if settings.fence_time_s > 0:
                 moments.append(timer.since + settings.fence_time_s + settings.ttl_s)
-    for job in chosen.held:
-        since = look.account(job).since_rescale_s
-        if since is not None:
-            moments.append(now + settings.cooldown_s - since)
+    cooling = [look.entries[job] for job in chosen.held if job in look.entries]
+    moments += [now + settings.cooldown_s - accounts.since_rescale_s(entry, now) for entry in cooling]
     for shut in look.avoid.values():
         moments += [now + x.remaining_s for x in shut.values()]
     return max(min((m for m in moments if m > now), default=now + interval_s) - now, 0.0)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from heet_elastic.coordinator.decide.devices import Group, Inventory
 from heet_elastic.coordinator.decide.state import JobState, Offer
-from heet_elastic.model import Account, Exclusion, Host, JobSpec
-from heet_elastic.scheduler.api import Placed
+from heet_elastic.model import Exclusion, Host, JobSpec
+from heet_elastic.scheduler.api import IntArray, Placed
 
 HEET_AGENT = "heet-agent"
 """Process names of hosts' daemons start with this: they can start a torchrun of any submitted job."""
@@ -23,12 +25,11 @@ HEET_AGENT = "heet-agent"
 class Demand:
     """One job's row of a Problem. `limit_G`: most workers by group; `exact`: the one size that is possible, 0 = any.
 
-    current: what it holds, by group; frozen: it keeps exactly that.
+    current: what it holds, by group; frozen: it keeps exactly that. basis: what else it follows from, see `demand_of`.
     """
 
     state: JobState
-    account: Account
-    limit_G: tuple[int, ...]
+    limit_G: IntArray
     least: int
     most: int
     exact: int
@@ -38,6 +39,7 @@ class Demand:
     requested: int
     current: Placed
     frozen: bool
+    basis: tuple[object, ...]
 
 
 def has_heet_agent(host: Host) -> bool:
@@ -61,15 +63,14 @@ def offer_limit(offer: Offer, group: Group, host: Host | None) -> int:
 
 
 def demand_of(
-    state: JobState,
-    spec: JobSpec,
-    account: Account,
-    inventory: Inventory,
-    hosts: Mapping[str, Host],
-    avoid: Mapping[str, Exclusion],
-    frozen: bool,
+    state: JobState, inventory: Inventory, avoid: Mapping[str, Exclusion], frozen: bool, before: object
 ) -> Demand:
-    """The demand of a live job."""
+    """The demand of a live job; `before`, its last one, where it would be the same."""
+    basis = (inventory.layout, inventory.groups, tuple(avoid))
+    if isinstance(before, Demand) and before.state is state and before.frozen == frozen and before.basis == basis:
+        return before
+    spec, hosts = state.spec, inventory.layout.hosts
+    assert spec is not None
     offers = [o for o in state.offers if o.host not in avoid and o.host in hosts]
     limit_G = _limits(offers, inventory, hosts)
     startable = startable_hosts(state, hosts, avoid)
@@ -93,8 +94,7 @@ def demand_of(
     requested = spec.requested_workers or whole * spec.min_hosts
     return Demand(
         state=state,
-        account=account,
-        limit_G=tuple(limit_G),
+        limit_G=np.array(limit_G, dtype=np.int64),
         least=least,
         most=most,
         exact=exact,
@@ -104,6 +104,7 @@ def demand_of(
         requested=max(least, min(requested, most)),
         current=current_of(state, inventory, everything=frozen),
         frozen=frozen,
+        basis=basis,
     )
 
 

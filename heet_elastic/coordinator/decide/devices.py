@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from heet_elastic.coordinator.api import Timer
 from heet_elastic.coordinator.decide.state import JobState
-from heet_elastic.model import Gpu, Host
+from heet_elastic.model import Host
 
 Device = tuple[str, str]
 """(host, device id): ids are unique on a host only."""
@@ -32,14 +32,56 @@ class Group:
     devices: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What follows from the hosts alone; made once for the same hosts.
+
+    groups: all devices that no process calls unusable. locked: devices whose lock somebody holds.
+    """
+
+    hosts: Mapping[str, Host]
+    groups: tuple[Group, ...]
+    index: Mapping[tuple[str, str], int]
+    type_of: Mapping[Device, str]
+    unusable: Mapping[Device, str]
+    locked: tuple[Device, ...]
+
+
+def lay_out(hosts: Mapping[str, Host], before: object = None) -> Layout:
+    """The layout of these hosts; `before` itself where nothing changed."""
+    if isinstance(before, Layout) and (before.hosts is hosts or before.hosts == hosts):
+        return before
+    grouped: dict[tuple[str, str], list[str]] = {}
+    type_of: dict[Device, str] = {}
+    unusable: dict[Device, str] = {}
+    for name, host in hosts.items():
+        for gpu in host.gpus:
+            type_of[name, gpu.uuid] = gpu.host_type
+            devices = grouped.setdefault((gpu.host_type, name), [])
+            if gpu.unusable is None:
+                devices.append(gpu.uuid)
+            else:
+                unusable[name, gpu.uuid] = gpu.unusable
+    keys = sorted(grouped)
+    return Layout(
+        hosts=hosts,
+        groups=tuple(Group(host, kind, tuple(grouped[kind, host])) for kind, host in keys),
+        index={(host, kind): g for g, (kind, host) in enumerate(keys)},
+        type_of=type_of,
+        unusable=unusable,
+        locked=tuple((name, d) for name, host in hosts.items() for d in sorted(host.locked) if (name, d) in type_of),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All devices of live hosts, at one moment.
+    """All devices of live hosts, at one moment; `groups` are the layout's without blocked devices.
 
     holder: job whose newest round has the device. releasing: job whose agents have not yet given it back. blocked: why
     a device is never granted now. A device is in at most one of holder and releasing.
     """
 
+    layout: Layout
     groups: tuple[Group, ...]
     index: Mapping[tuple[str, str], int]
     type_of: Mapping[Device, str]
@@ -72,7 +114,7 @@ def holders(states: Iterable[JobState]) -> tuple[dict[Device, str], dict[Device,
 
 
 def take_stock(
-    hosts: Mapping[str, Host],
+    layout: Layout,
     held: Mapping[Device, str],
     releasing: Mapping[Device, str],
     unsure: Mapping[str, str],
@@ -80,46 +122,22 @@ def take_stock(
     now: float,
 ) -> Inventory:
     """The inventory. `timers`: ("busy", host, device) = quarantine, ("freed", host, device) = given back just now."""
-    grouped: dict[tuple[str, str], list[str]] = {}
-    type_of: dict[Device, str] = {}
-    blocked: dict[Device, str] = {}
-    late: dict[Device, str] = dict(releasing)
-    for name, host in hosts.items():
-        suspect = unsure.get(name)
-        for gpu in host.gpus:
-            device = (name, gpu.uuid)
-            type_of[device] = gpu.host_type
-            devices = grouped.setdefault((gpu.host_type, name), [])
-            if suspect is not None and device not in held:
-                late.setdefault(device, suspect)
-            known = device in held or device in late
-            why = _blocked(gpu, device, gpu.uuid in host.locked and not known, timers, now)
-            if why:
-                blocked[device] = why
-            else:
-                devices.append(gpu.uuid)
-    keys = sorted(grouped)
-    groups = tuple(Group(host, kind, tuple(grouped[kind, host])) for kind, host in keys)
-    return Inventory(
-        groups=groups,
-        index={(host, kind): g for g, (kind, host) in enumerate(keys)},
-        type_of=type_of,
-        holder=held,
-        releasing=late,
-        blocked=blocked,
-    )
-
-
-def _blocked(gpu: Gpu, device: Device, locked: bool, timers: Mapping[tuple[str, ...], Timer], now: float) -> str:
-    """Why the device must not be granted; empty = it may."""
-    if gpu.unusable is not None:
-        return gpu.unusable
-    if not timers:
-        return "in use by a program that heet does not know" if locked else ""
-    busy = timers.get(("busy", *device))
-    if busy is not None and now < busy.until:
-        return busy.reason
-    # A device that a job gave back a moment ago may still be in an idle agent's last report of locks.
-    if locked and ("freed", *device) not in timers:
-        return "in use by a program that heet does not know"
-    return ""
+    late = dict(releasing)
+    if unsure:
+        for device in layout.type_of:
+            if device[0] in unsure and device not in held:
+                late.setdefault(device, unsure[device[0]])
+    blocked = dict(layout.unusable)
+    for device in layout.locked:
+        # A device that a job gave back a moment ago may still be in an idle agent's last report of locks.
+        if device not in held and device not in late and ("freed", *device) not in timers:
+            blocked.setdefault(device, "in use by a program that heet does not know")
+    for key, timer in timers.items():
+        if key[0] == "busy" and now < timer.until and (device := (key[1], key[2])) in layout.type_of:
+            blocked.setdefault(device, timer.reason)
+    groups = layout.groups
+    if len(blocked) > len(layout.unusable):
+        groups = tuple(
+            Group(g.host, g.host_type, tuple(d for d in g.devices if (g.host, d) not in blocked)) for g in groups
+        )
+    return Inventory(layout, groups, layout.index, layout.type_of, held, late, blocked)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from heet_elastic.coordinator.api import Entry, Memory, Timer, World
 from heet_elastic.coordinator.decide import accounts, events
-from heet_elastic.coordinator.decide.devices import Device, Inventory, holders, take_stock
+from heet_elastic.coordinator.decide.devices import Device, Inventory, Layout, holders, lay_out, take_stock
 from heet_elastic.coordinator.decide.quiet import loud_hosts
 from heet_elastic.coordinator.decide.state import JobState, state_of
 from heet_elastic.coordinator.settings import CoordinatorSettings
@@ -21,21 +21,20 @@ JOB_TIMERS = frozenset({"joined", "settle", "rescale", "gone", "wanted", "over",
 class Look:
     """The store at one moment, condensed. `timers` is this decision's own copy, still to be changed.
 
-    live: jobs that can be given something, by name. avoid: hosts that a job must not use now. loud: hosts on which
-    workers of a lost round may still run.
+    live: jobs that can be given something, by name. entries: of jobs that are live or were at the last look; changed:
+    those whose entry differs from the last one. avoid: hosts that a job must not use now. loud: hosts on which workers
+    of a lost round may still run.
     """
 
+    now: float
     states: tuple[JobState, ...]
     live: tuple[JobState, ...]
     inventory: Inventory
     entries: Mapping[str, Entry]
+    changed: frozenset[str]
     timers: dict[tuple[str, ...], Timer]
     avoid: Mapping[str, Mapping[str, Exclusion]]
     loud: Mapping[str, frozenset[str]]
-
-    def account(self, job: str) -> Account:
-        """The account of a live job."""
-        return self.entries[job].account
 
 
 def take_look(now: float, world: World, settings: CoordinatorSettings) -> Look:
@@ -47,22 +46,23 @@ def take_look(now: float, world: World, settings: CoordinatorSettings) -> Look:
     held, releasing, unsure = holders(states)
     for device in _given_back(memory, held, releasing):
         timers["freed", *device] = Timer(now)
-    stock = take_stock(snapshot.hosts, held, releasing, unsure, timers, now)
+    layout = lay_out(snapshot.hosts, memory.layout)
     entries: dict[str, Entry] = {}
-    busy = len(timers)
+    changed: set[str] = set()
     for state in states:
-        if state.spec is None:
-            continue
         before = memory.states.get(state.job)
-        entry = _entry(state, before, memory, timers, now, stock, settings)
-        if state.live or (before is not None and before.live):
-            entries[state.job] = entry
-    if len(timers) != busy:  # a quarantine may have begun
-        stock = take_stock(snapshot.hosts, held, releasing, unsure, timers, now)
+        if state.spec is None or not (state.live or (before is not None and before.live)):
+            continue
+        entry = entries[state.job] = _entry(state, before, memory, timers, now, layout, settings)
+        if entry is not memory.entries.get(state.job):
+            changed.add(state.job)
+    stock = take_stock(layout, held, releasing, unsure, timers, now)
     live = tuple(sorted((s for s in states if s.live), key=lambda s: s.job))
     loud = {s.job: hosts for s in live if s.lost and (hosts := loud_hosts(s, snapshot.hosts, timers, now, settings))}
-    avoid = {s.job: shut for s in live if (x := entries[s.job].account).exclusions and (shut := accounts.excluded(x))}
-    return Look(states, live, stock, entries, timers, avoid, loud)
+    avoid = {
+        s.job: shut for s in live if (e := entries[s.job]).account.exclusions and (shut := accounts.excluded(e, now))
+    }
+    return Look(now, states, live, stock, entries, frozenset(changed), timers, avoid, loud)
 
 
 def _states(snapshot: Snapshot, memory: Memory) -> tuple[JobState, ...]:
@@ -100,15 +100,18 @@ def _entry(
     memory: Memory,
     timers: dict[tuple[str, ...], Timer],
     now: float,
-    stock: Inventory,
+    layout: Layout,
     settings: CoordinatorSettings,
 ) -> Entry:
-    """The job's entry brought up to `now`. Time passed under the former state; then its changes are applied."""
+    """The job's entry, brought up to `now` if anything happened; the time until now passed under the former state."""
     assert state.spec is not None
     entry = memory.entries.get(state.job)
+    quiet = entry is not None and before is state and not state.view.wanted
+    if quiet and entry is not None and now - entry.saved < settings.account_interval_s:
+        return entry
     if entry is None or entry.account.incarnation != state.spec.incarnation:
         entry, before = accounts.opened(state, now), None
-    entry = accounts.advance(entry, before or state, now, stock.type_of)
+    entry = accounts.advance(entry, before or state, now, layout.type_of)
     account = entry.account
     if before is not state:
         account = events.apply(events.Change(before, state, memory.boots, now, settings), account, timers)
@@ -131,7 +134,7 @@ def _late_starts(
         key = ("wanted", state.job, host)
         if host in offering:
             timers.pop(key, None)
-        elif host not in accounts.excluded(account):
+        elif host not in accounts.excluded(Entry(account, now, now), now):
             timer = timers.setdefault(key, Timer(now))
             if now - timer.since >= settings.start_timeout_s:
                 del timers[key]

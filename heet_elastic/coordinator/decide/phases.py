@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heet_elastic.coordinator.decide.state import JobState
-from heet_elastic.model import TRANSITIONS, AgentState, Phase
+from heet_elastic.model import TRANSITIONS, Phase
 
 _ENDS = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "cancelled": Phase.CANCELLED}
 _BEFORE_START = frozenset({Phase.WAITING, Phase.PAUSED, Phase.STARTING})
@@ -17,23 +17,9 @@ def phase_of(state: JobState, last: Phase | None) -> Phase:
         return Phase.FINISHING
     if not state.members:
         return Phase.PAUSED if state.paused else Phase.WAITING
-    if _complete(state):
+    if state.complete:
         return Phase.RUNNING
     return Phase.STARTING if last is None or last in _BEFORE_START else Phase.RESCALING
-
-
-def _complete(state: JobState) -> bool:
-    """Whether every member runs the newest round."""
-    assert state.allocation is not None
-    round_ = state.allocation.round
-    for member in state.members:
-        versioned = state.view.agents.get(member.agent)
-        if versioned is None:
-            return False
-        record = versioned.record
-        if record.round != round_ or record.state not in (AgentState.RUNNING, AgentState.SUCCEEDED, AgentState.FAILED):
-            return False
-    return True
 
 
 def step(last: Phase | None, wanted: Phase) -> Phase:

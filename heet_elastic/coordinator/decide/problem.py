@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from heet_elastic.coordinator.api import Axes, FloatArray, Row, Table
+from heet_elastic.coordinator.api import Axes, Entry, FloatArray, Row, Table
+from heet_elastic.coordinator.decide import accounts
 from heet_elastic.coordinator.decide.demand import Demand
 from heet_elastic.coordinator.decide.devices import Inventory
+from heet_elastic.coordinator.decide.look import Look
 from heet_elastic.coordinator.settings import CoordinatorSettings
-from heet_elastic.model import Account, Profile
+from heet_elastic.model import Profile
 from heet_elastic.predictor.api import Source
 from heet_elastic.scheduler.api import DENSE, BoolArray, IntArray, Problem
 
@@ -21,7 +22,7 @@ UNKNOWN_WORK_S = 600.0
 
 def build_problem(
     demands: Sequence[Demand],
-    inventory: Inventory,
+    look: Look,
     table: Table,
     profiles: Mapping[str, Profile],
     settings: CoordinatorSettings,
@@ -29,14 +30,16 @@ def build_problem(
     """The problem of these demands, in their order. A job without a row in the table is scaled by a neutral guess."""
     axes = table.axes
     types = {h: i for i, h in enumerate(axes.host_types)}
+    inventory, now = look.inventory, look.now
     groups = inventory.groups
     blank = blank_row(axes)
     rows = [table.rows.get(d.state.job, blank) for d in demands]
-    accounts = [d.account for d in demands]
+    entries = [look.entries[d.state.job] for d in demands]
+    known = [e.account for e in entries]
     speed_JHWS = np.stack([r.throughput_HWS for r in rows])
     gpus_G = np.array([len(g.devices) for g in groups], dtype=np.int64)
     _add_blocked(gpus_G, demands, inventory)
-    limit_JG = np.array([d.limit_G for d in demands], dtype=np.int64).reshape(len(demands), len(groups))
+    limit_JG = np.stack([d.limit_G for d in demands])
     return Problem(
         jobs=tuple(d.state.job for d in demands),
         host_types=axes.host_types,
@@ -55,13 +58,13 @@ def build_problem(
         max_hosts_J=_ints(d.most_hosts for d in demands),
         requested_J=_ints(d.requested for d in demands),
         priority_J=np.array([d.state.priority for d in demands]),
-        age_s_J=np.array([a.age_s for a in accounts]),
-        waited_s_J=np.array([a.waited_s for a in accounts]),
-        received_s_JH=_received_JH(accounts, types),
-        since_rescale_s_J=np.array([math.inf if a.since_rescale_s is None else a.since_rescale_s for a in accounts]),
-        rescale_up_s_J=_known(accounts, "rescale_up_s", settings.rescale_up_s),
-        rescale_down_s_J=_known(accounts, "rescale_down_s", settings.rescale_down_s),
-        rescales_J=_ints(a.rescales for a in accounts),
+        age_s_J=np.array([e.account.age_s + now - e.at for e in entries]),
+        waited_s_J=np.array([accounts.waited_s(e, d.state, now) for e, d in zip(entries, demands, strict=True)]),
+        received_s_JH=_received_JH(demands, entries, types, look),
+        since_rescale_s_J=np.array([accounts.since_rescale_s(e, now) for e in entries]),
+        rescale_up_s_J=_known((a.rescale_up_s for a in known), settings.rescale_up_s),
+        rescale_down_s_J=_known((a.rescale_down_s for a in known), settings.rescale_down_s),
+        rescales_J=_ints(a.rescales for a in known),
         frozen_J=np.array([d.frozen for d in demands], dtype=bool),
         current=tuple(d.current for d in demands),
     )
@@ -79,8 +82,7 @@ def _ints(values: object) -> IntArray:
     return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
 
 
-def _known(accounts: Sequence[Account], name: str, default: float) -> FloatArray:
-    values = [getattr(a, name) for a in accounts]
+def _known(values: Iterable[float | None], default: float) -> FloatArray:
     return np.array([default if v is None else v for v in values], dtype=np.float64)
 
 
@@ -108,12 +110,18 @@ def _allowed_JW(demands: Sequence[Demand], workers: int) -> BoolArray:
     return allowed
 
 
-def _received_JH(accounts: Sequence[Account], types: Mapping[str, int]) -> FloatArray:
-    received = np.zeros((len(accounts), len(types)))
-    for j, account in enumerate(accounts):
-        for kind, seconds in account.received_s:
+def _received_JH(
+    demands: Sequence[Demand], entries: Sequence[Entry], types: Mapping[str, int], look: Look
+) -> FloatArray:
+    received = np.zeros((len(demands), len(types)))
+    for j, (demand, entry) in enumerate(zip(demands, entries, strict=True)):
+        for kind, seconds in entry.account.received_s:
             if kind in types:
                 received[j, types[kind]] = seconds
+        if look.now > entry.at:
+            for kind, gpus in accounts.gpus_by_type(demand.state, look.inventory.type_of).items():
+                if kind in types:
+                    received[j, types[kind]] += gpus * (look.now - entry.at)
     return received
 
 

@@ -61,7 +61,9 @@ class Ground:
 
 
 def spots_of(state: JobState, inventory: Inventory) -> tuple[Spot, ...]:
-    """Where the job's newest round has workers, as a target would say it."""
+    """Where the job's newest round has workers, as a target would say it (in the order of groups)."""
+    if state.spots is not None:
+        return state.spots
     counts: dict[tuple[str, str], int] = {}
     for member in state.members:
         for gpu in member.gpus:
@@ -74,9 +76,9 @@ def settled(state: JobState, target: tuple[Spot, ...], inventory: Inventory) -> 
     """Whether the newest round already is what the target says."""
     if len(state.here) < len(state.members) or not state.members:
         return not state.members and not target
-    if any((m.host, d) in inventory.blocked for m in state.members for d in m.gpus):
+    if inventory.blocked and any((m.host, d) in inventory.blocked for m in state.members for d in m.gpus):
         return False
-    return spots_of(state, inventory) == tuple(sorted(target, key=lambda s: (s.host_type, s.host)))
+    return spots_of(state, inventory) == target
 
 
 def make_plans(

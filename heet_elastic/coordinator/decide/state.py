@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from heet_elastic.coordinator.api import Spot
 from heet_elastic.model import (
     Account,
     AgentRecord,
@@ -22,6 +23,7 @@ from heet_elastic.model import (
 
 RUN = Control()
 _OUT = frozenset({AgentState.LEAVING, AgentState.SUCCEEDED})
+_STARTED = frozenset({AgentState.RUNNING, AgentState.SUCCEEDED, AgentState.FAILED})
 _IDLE = frozenset({AgentState.WAITING, AgentState.SUCCEEDED})
 
 
@@ -65,6 +67,8 @@ class JobState:
     unsure: tuple[AgentRecord, ...]
     agents: int  # live records, whatever their state
     shape: tuple[object, ...]
+    complete: bool  # every member runs the newest round
+    spots: tuple[Spot, ...] | None  # the newest round as a target would say it; None = it spans host types
 
     @property
     def live(self) -> bool:
@@ -147,7 +151,31 @@ def state_of(view: JobView) -> JobState:
         unsure=unsure,
         agents=len(records),
         shape=shape,
+        complete=_complete(allocation, records),
+        spots=_spots(allocation),
     )
+
+
+def _spots(allocation: Allocation | None) -> tuple[Spot, ...] | None:
+    if allocation is None or not allocation.members:
+        return ()
+    if allocation.configuration is None:
+        return None
+    counts: dict[str, int] = {}
+    for member in allocation.members:
+        counts[member.host] = counts.get(member.host, 0) + len(member.gpus)
+    kind = allocation.configuration.host_type
+    return tuple(Spot(host, kind, n) for host, n in sorted(counts.items()))
+
+
+def _complete(allocation: Allocation | None, records: Mapping[str, AgentRecord]) -> bool:
+    if allocation is None or not allocation.members:
+        return False
+    for member in allocation.members:
+        record = records.get(member.agent)
+        if record is None or record.round != allocation.round or record.state not in _STARTED:
+            return False
+    return True
 
 
 def _verdict_pending(allocation: Allocation | None, records: Mapping[str, AgentRecord]) -> bool:

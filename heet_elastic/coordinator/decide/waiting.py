@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heet_elastic.coordinator.api import Spot
+from heet_elastic.coordinator.decide.accounts import waited_s
 from heet_elastic.coordinator.decide.demand import has_heet_agent, startable_hosts
 from heet_elastic.coordinator.decide.devices import Inventory
 from heet_elastic.coordinator.decide.look import Look
@@ -32,7 +33,7 @@ def queue_of(look: Look, targets: Mapping[str, tuple[Spot, ...]], prices: Mappin
 
     def rank(state: JobState) -> tuple[float, float, str]:
         price = prices.get(state.job, math.inf)
-        return (price if price == price else math.inf, -look.account(state.job).waited_s, state.job)
+        return (price if price == price else math.inf, -waited_s(look.entries[state.job], state, look.now), state.job)
 
     return tuple(s.job for s in sorted(waiting, key=rank))
 
@@ -151,10 +152,9 @@ def _capacity(state: JobState, facts: Facts) -> str:
 
 def details_of(state: JobState, facts: Facts) -> tuple[str, ...]:
     """Further sentences for `heet explain`, none of which changes merely because time passes."""
-    account = facts.look.account(state.job)
-    lines = [
-        f"host {x.host} is excluded (strike {x.strikes}): {x.reason}" for x in account.exclusions if x.remaining_s > 0
-    ]
+    account = facts.look.entries[state.job].account
+    shut = facts.look.avoid.get(state.job, {}).values()
+    lines = [f"host {x.host} is excluded (strike {x.strikes}): {x.reason}" for x in shut]
     if state.allocation is not None and state.allocation.restarts_used:
         lines.append(f"{state.allocation.restarts_used} restarts used of the job's budget")
     if account.rescale_up_s is not None:
