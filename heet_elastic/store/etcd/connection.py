@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from heet_elastic.errors import HeetError, StoreRefusedError, StoreUnavailableError
+from heet_elastic.errors import HeetError, StoreUnavailableError, UsageError
 from heet_elastic.store.etcd import errors
 from heet_elastic.store.etcd.diagnose import diagnose
 from heet_elastic.store.etcd.errors import Kind
@@ -41,6 +41,8 @@ OPTIONS = (
 )
 
 _ROTATE_PAUSE_S = 1.0
+CONNECT_S = 2.0
+"""Longest wait of `connect` before it looks for the reason, which takes 3 s at most."""
 _left_by_fork: list[Channel] = []  # channels of the parent: closing one in the child could hang it
 
 
@@ -52,6 +54,7 @@ class Channel:
         self.grpc_channel = channel
         self.target = target
         self.opened_at = time.monotonic()
+        self.proven = False  # it has served a call
         self.token: str | None = None
         self.authenticated = False
         self.token_lock = threading.Lock()
@@ -81,26 +84,28 @@ class Connector:
 
     def connect(self) -> None:
         """Make sure that etcd is there and will serve us; see `heet_elastic.store.etcd.EtcdStore.connect`."""
-        probe = (self.settings.store_id_key or "/heet").encode()
-        request = load().RangeRequest(key=probe)
-        try:
-            self._first(self.current(), "kv", "Range", request, min(self.settings.timeout_s, 2.0))
-        except StoreRefusedError:
-            raise
-        except StoreUnavailableError as e:
-            raise self._explain(e) from e
+        check_files(self.settings)
+        deadline = time.monotonic() + min(self.settings.timeout_s, CONNECT_S)
+        failed: StoreUnavailableError | None = None
+        for _ in self.settings.endpoints:
+            channel = self.current()
+            try:
+                self._first(channel, max(deadline - time.monotonic(), 0.2))
+                return
+            except StoreUnavailableError as e:
+                failed = e
+                self.rotate(channel)
+        if failed is not None:
+            raise self._explain(failed) from failed
 
-    def _first(self, channel: Channel, service: str, method: str, request: Any, timeout_s: float) -> Any:
-        """A call that may be forbidden where no key of ours is known yet: a limited role still proves a connection."""
+    def _first(self, channel: Channel, timeout_s: float) -> None:
+        """Read one key. Where no key of ours is known, "permission denied" proves as well that we are served."""
+        key = self.settings.store_id_key
         try:
-            response = self._attempt(channel, service, method, request, timeout_s)
+            self._attempt(channel, "kv", "Range", load().RangeRequest(key=(key or "/heet").encode()), timeout_s)
         except grpc.RpcError as e:
-            if "permission denied" in errors.text_of(e) and self.settings.store_id_key is None:
-                self._proven = True
-                return None
-            raise self._to_heet(e) from e
-        self._proven = True
-        return response
+            if key is not None or "permission denied" not in errors.text_of(e):
+                raise self._to_heet(e, key or "") from e
 
     def _explain(self, error: HeetError) -> HeetError:
         found = diagnose(self.settings)
@@ -118,9 +123,7 @@ class Connector:
         while True:
             channel = self.current()
             try:
-                response = self._attempt(channel, service, method, request, deadline - time.monotonic())
-                self._proven = True
-                return response
+                return self._attempt(channel, service, method, request, deadline - time.monotonic())
             except grpc.RpcError as e:
                 kind = errors.classify(e)
                 if kind is Kind.NOT_FOUND:
@@ -142,7 +145,9 @@ class Connector:
     def _attempt(self, channel: Channel, service: str, method: str, request: Any, timeout_s: float) -> Any:
         self.authenticate(channel)
         stub = getattr(getattr(channel, service), method)
-        return stub(request, timeout=max(timeout_s, 0.01), metadata=channel.metadata)
+        response = stub(request, timeout=max(timeout_s, 0.01), metadata=channel.metadata)
+        channel.proven = self._proven = True
+        return response
 
     def authenticate(self, channel: Channel) -> None:
         """Get a token for a channel that has none yet, when a user is set."""
@@ -180,11 +185,11 @@ class Connector:
             return self._channel
 
     def rotate(self, failed: Channel) -> None:
-        """Go on with the next endpoint after `failed`, where there are several; not more often than once a second."""
+        """Go on with the next endpoint after `failed`, where there are several; soon if that one never served us."""
         with self._lock:
             if self._channel is not failed or len(self.settings.endpoints) == 1:
                 return
-            if time.monotonic() - failed.opened_at > _ROTATE_PAUSE_S:
+            if not failed.proven or time.monotonic() - failed.opened_at > _ROTATE_PAUSE_S:
                 self._turn += 1
                 self._retire()
 
@@ -221,6 +226,25 @@ class Connector:
             for _, channel in self._retired:
                 channel.grpc_channel.close()
             self._retired = []
+
+
+def check_files(settings: EtcdSettings) -> None:
+    """UsageError that names a certificate file which cannot be read or used."""
+    for name in ("cacert", "cert", "key"):
+        path = getattr(settings, name)
+        if path is not None:
+            read_file(name, path)
+    try:
+        context = ssl.create_default_context(cafile=settings.cacert)
+    except (OSError, ssl.SSLError) as e:
+        raise UsageError(f"cacert={settings.cacert} holds no certificate in PEM form") from e
+    try:
+        if settings.cert is not None:
+            context.load_cert_chain(settings.cert, settings.key)
+    except (OSError, ssl.SSLError) as e:
+        raise UsageError(
+            f"cert and key do not fit together, or are not in PEM form: cert={settings.cert} key={settings.key}"
+        ) from e
 
 
 def _open(settings: EtcdSettings, turn: int) -> Channel:

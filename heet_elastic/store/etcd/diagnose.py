@@ -10,6 +10,7 @@ import base64
 import json
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -170,8 +171,8 @@ def _client_certificate(e: ssl.SSLError, endpoint: Endpoint, settings: EtcdSetti
 
 def _ask_version(connection: socket.socket, endpoint: Endpoint) -> Answer:
     connection.sendall(f"GET /version HTTP/1.1\r\nHost: {endpoint}\r\nConnection: close\r\n\r\n".encode())
-    data = b""
-    while len(data) < _MAX_ANSWER and (part := connection.recv(4096)):
+    data, deadline = b"", time.monotonic() + _PROBE_S
+    while len(data) < _MAX_ANSWER and time.monotonic() < deadline and (part := connection.recv(4096)):
         data += part
     return Answer(data)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from heet_elastic.errors import UsageError
+from heet_elastic.store.etcd.connection import check_files
 from heet_elastic.store.etcd.settings import EtcdSettings
 
 log = logging.getLogger(__name__)
@@ -29,10 +30,8 @@ def stamp(path: str) -> Stamp:
 def fit(settings: EtcdSettings) -> bool:
     """Whether the files can be used together: a renewal writes them one after the other."""
     try:
-        context = ssl.create_default_context(cafile=settings.cacert)
-        if settings.cert is not None:
-            context.load_cert_chain(settings.cert, settings.key)
-    except (OSError, ssl.SSLError):
+        check_files(settings)
+    except UsageError:
         return False
     return True
 

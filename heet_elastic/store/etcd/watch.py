@@ -179,6 +179,7 @@ class EtcdWatch:
             elif response.created:
                 reason = self._another_store(response.header)
                 if reason is None:
+                    channel.proven = True
                     self._silent_since, self._complaint = None, ""
             else:
                 self._deliver(response)
