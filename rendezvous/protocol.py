@@ -154,7 +154,8 @@ def _remember(now: float, world: World, memory: Memory, me: Local, settings: Pro
     joined = {a: memory.joined.get(a, now) for a in stay}
     flaps = dict(memory.flaps)
     for member in old.members if old and new.cause is Cause.MEMBERSHIP else ():
-        lost = member.agent not in stay and member.agent not in world.job.done
+        # Lost, that is: not merely left out, done, or saying goodbye.
+        lost = not {member.agent} & (stay | world.job.done.keys() | world.job.agents.keys())
         if lost and now - memory.joined.get(member.agent, now) < settings.flap_window_s:
             flaps[member.host] = (flaps.get(member.host, (0, 0.0))[0] + 1, now)
     member_once = memory.member_once or me.agent in stay
@@ -294,7 +295,7 @@ def _restore(world: World, memory: Memory) -> Restore | None:
     current, stored = world.job.allocation, world.job.spec
     epoch = memory.epoch if world.epoch is None else None
     foreign = stored is None or stored.record.incarnation != memory.spec.incarnation
-    mine = memory.allocation if memory.member_once else None
+    mine = memory.allocation
     older = mine is not None and (foreign or current is None or current.record.round < mine.round)
     if epoch is None and not foreign and not older:
         return None
@@ -327,7 +328,7 @@ def _target(world: World, me: Local, memory: Memory, reason: str) -> Target:
     if me.asking:
         if allocation is not None and member and allocation.round > me.formed and not me.leaving:
             return Target(Order.FORM, allocation.reason, allocation)
-        return Target(Order.IDLE, reason or "waits for its turn", allocation)
+        return Target(Order.IDLE, reason, allocation)
     if allocation is not None and allocation.round > me.workers_round and me.workers is not WorkerState.NONE:
         return Target(Order.RESCALE, allocation.reason, allocation)
     return Target(Order.KEEP, reason, allocation)

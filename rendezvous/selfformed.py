@@ -68,7 +68,7 @@ def propose(
     turn = _turn(me, old, fresh)
     late = timers.age(f"turn:{allocation.round if allocation else 0}") >= turn * (settings.join_window_most_s + 1.0)
     if not (full or waited) or not late:
-        return Proposal(None, f"{len(old) + len(joining)} agents are here, the round forms at once")
+        return Proposal(None, "")
     return Proposal(_write(world, spec, allocation, members, old), "")
 
 
@@ -163,6 +163,8 @@ def _turn(me: Local, old: tuple[Member, ...], fresh: list[AgentRecord]) -> int:
 
 def _missing(world: World, spec: JobSpec, old: tuple[Member, ...], fresh: list[AgentRecord]) -> str:
     here = len(old) + len(fresh)
+    if not here:
+        return ""
     if here < spec.min_hosts:
         return f"{here} of at least {spec.min_hosts} agents are here (no coordinator leads)"
     blocked = sorted({r.host for r in fresh if r.host not in world.hosts or not world.hosts[r.host].gpus})

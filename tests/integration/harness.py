@@ -15,6 +15,7 @@ process that outlives the torchrun that it belonged to fails the test (unless th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -29,6 +30,10 @@ from heet_elastic.model import JobView, Snapshot
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
 from heet_elastic.store.keys import Keys
 from heet_elastic.store.snapshot import SnapshotDecoder
+from heet_elastic.model import AgentRecord
+from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
+from heet_elastic.store.keys import Keys
+from heet_elastic.store.records import decode
 from tests.checkout import ROOT, announce_entry_points
 from tests.integration.etcd import Etcd
 from tests.integration.processes import Proc, ended_by_itself, new_mark, wait_until
@@ -172,6 +177,21 @@ class Cluster:
         return agent
 
     # ------------------------------------------------------------------ looking
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[EtcdStore]:
+        """The etcd of this test, as a store."""
+        store = EtcdStore(EtcdSettings(endpoints=parse_endpoints(self.endpoint)))
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def has_record(self, host: str, job: str = "j") -> bool:
+        """Whether an agent of `job` on `host` is registered."""
+        with self.store() as store:
+            entries = store.read(Keys().agents(job)).entries.values()
+            return any(decode(e.key, e.value, AgentRecord).host == host for e in entries)
 
     def event_log(self, job: str) -> Path:
         """Where the workers of `job` write their events."""

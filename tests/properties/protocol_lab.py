@@ -7,10 +7,11 @@ store with its acknowledgements.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 
 from heet_elastic.errors import StoreUnavailableError
-from heet_elastic.model import Allocation, Cause, Failure, Gpu, HostRecord, JobSpec, JobView, Snapshot
+from heet_elastic.model import Allocation, Failure, Gpu, HostRecord, JobSpec, JobView, Snapshot
 from heet_elastic.rendezvous.protocol import advance
 from heet_elastic.rendezvous.values import Local, Memory, Order, ProtocolSettings, Target, WorkerState, World
 from heet_elastic.rendezvous.writes import transaction
@@ -41,7 +42,7 @@ class LabAgent:
     cut: bool = False
     frozen: bool = False  # SIGSTOP
     lease: Lease | None = None
-    host_written: int = 0
+    host_written: tuple[int, tuple[str, ...]] | None = None
     stop_delay_until: float | None = None
     exit: str = ""
     forming: Allocation | None = None
@@ -65,7 +66,7 @@ class LabAgent:
         if store_id != self.store_id:
             self.generation += 1
             self.store_id = store_id
-            self.host_written = 0
+            self.host_written = None
         self.view = self.lab.store.read(KEYS.root)
 
     def world(self) -> World:
@@ -101,15 +102,15 @@ class LabAgent:
     def _register(self) -> None:
         if self.lease is None or not self.lease.alive:
             self.lease = self.lab.store.lease(SETTINGS.ttl_s)
-            self.host_written = 0
-        if self.host_written != self.lease.id:
-            record = HostRecord(
-                self.local.host, self.id, "127.0.0.1", "boot", tuple(Gpu(d, "T4", "T4") for d in self.devices)
-            )
+            self.host_written = None
+        held = tuple(d for d in self.devices if self.lab.locks.get((self.local.host, d)) not in (None, self.id))
+        if self.host_written != (self.lease.id, held):
+            gpus = tuple(Gpu(d, "T4", "T4") for d in self.devices)
+            record = HostRecord(self.local.host, self.id, "127.0.0.1", "boot", gpus, locked=held)
             put = Put(KEYS.host(self.local.host, self.id), encode(record), self.lease.id)
             outcome = self.lab.store.txn(list(fence(KEYS, self.store_id)), [put])
             if isinstance(outcome, Committed):
-                self.host_written = self.lease.id
+                self.host_written = (self.lease.id, held)
 
     def set(self, **facts: object) -> None:
         self.local = replace(self.local, **facts)  # type: ignore[arg-type]
@@ -141,6 +142,7 @@ class LabAgent:
             self._form(self.target.allocation)
 
     def _stop_workers(self) -> None:
+        self.lab.break_collectives(self)
         self.lab.unlock(self)
 
     def _form(self, allocation: Allocation) -> None:
@@ -265,6 +267,10 @@ class Lab:
         for agent in self.agents.values():
             agent.lease = None
             agent.connected_since = self.now
+        # What nobody in touch remembers is lost with the store.
+        known = [a.memory.allocation for a in self.agents.values() if a.memory.allocation and not (a.cut or a.frozen)]
+        self.highest = max((k.round for k in known), default=0)
+        self.restarts = max((k.restarts_used for k in known), default=0)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
@@ -332,9 +338,7 @@ class Lab:
         allocation = view.allocation.record
         if allocation.round >= self.highest:
             self.highest = allocation.round
-            assert allocation.restarts_used >= self.restarts or view.spec is None
-            if allocation.restarts_used > self.restarts:
-                assert allocation.cause is Cause.FAILURE or allocation.restarts_used == self.restarts
+            assert allocation.restarts_used >= self.restarts
             self.restarts = allocation.restarts_used
         if allocation.members:
             workers = allocation.world_size
@@ -348,7 +352,7 @@ class Lab:
             if agent.running:
                 by_round.setdefault(agent.local.workers_round, set()).add(agent.id)
         rounds = sorted(by_round)
-        for older, newer in zip(rounds, rounds[1:], strict=False):
+        for older, newer in itertools.pairwise(rounds):
             complete = self.members_of(older) == by_round[older]
             assert not complete, f"rounds {older} and {newer} both run in full: {by_round}"
 
