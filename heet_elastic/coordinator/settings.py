@@ -16,6 +16,8 @@ from typing import Any
 
 from heet_elastic.errors import UsageError
 from heet_elastic.predictor import DEFAULT as DEFAULT_PREDICTOR
+from heet_elastic.predictor import METHODS
+from heet_elastic.scheduler.policies import DEFAULT_POLICY, POLICIES
 from heet_elastic.store.keys import DEFAULT_PREFIX
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -29,8 +31,8 @@ def _setting(default: Any, help_: str, low: float | None = None, choices: tuple[
 class CoordinatorSettings:
     """Everything that a person can set about a coordinator. Durations are seconds."""
 
-    policy: str = _setting("heet", "how GPUs are shared: a name of `heet simulate --list-policies`")
-    predictor: str = _setting(DEFAULT_PREDICTOR, "how unmeasured throughput is predicted")
+    policy: str = _setting(DEFAULT_POLICY, "how GPUs are shared", choices=tuple(POLICIES))
+    predictor: str = _setting(DEFAULT_PREDICTOR, "how unmeasured throughput is predicted", choices=tuple(METHODS))
     interval_s: float = _setting(300.0, "longest time between two looks at the whole cluster", 1.0)
     cooldown_s: float = _setting(30.0, "a running job is not changed again within this time of its last change", 0.0)
     settle_s: float = _setting(1.0, "how long no agent of a job must have arrived before its round grows by them", 0.0)

@@ -45,7 +45,8 @@ class JobState:
     all who were granted devices in this round or still held some of earlier ones, if none of them is left to prove the
     others' workers dead.
     dirty: agents that may still hold devices of rounds below the allocation's; unsure: those of which the store does
-    not say which ones. verdict: members are agreeing on a failure. shape: what a policy's choice depends on.
+    not say which ones. verdict: members are agreeing on a failure. restoring: an agent is in a round that the store
+    does not know (it was emptied), which its agents will write again. shape: what a policy's choice depends on.
     """
 
     view: JobView
@@ -59,6 +60,7 @@ class JobState:
     result: Result | None
     frozen: bool
     verdict: bool
+    restoring: bool
     offers: tuple[Offer, ...]
     here: tuple[Member, ...]
     gone: tuple[Member, ...]
@@ -82,8 +84,8 @@ class JobState:
 
     @property
     def fixed(self) -> bool:
-        """Whether no plan may touch it: it finishes, or its members are agreeing on a failure."""
-        return self.frozen or self.verdict
+        """Whether no plan may touch it: it finishes, or its members must say first which round it is in."""
+        return self.frozen or self.verdict or self.restoring
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -123,6 +125,7 @@ def state_of(view: JobView) -> JobState:
     members = () if allocation is None else allocation.members
     granted = members if allocation is None else (*members, *allocation.releasing)
     survives = any(m.agent in records or m.agent in done for m in granted)
+    restoring = any(r.round > (0 if stored is None else stored.record.round) for r in records.values())
     dirty, unsure = _unfinished(allocation, records, result is not None)
     shape = (
         run,
@@ -130,6 +133,7 @@ def state_of(view: JobView) -> JobState:
         offers,
         control,
         frozen,
+        restoring,
     )
     return JobState(
         view=view,
@@ -143,6 +147,7 @@ def state_of(view: JobView) -> JobState:
         result=result,
         frozen=frozen,
         verdict=_verdict_pending(allocation, records),
+        restoring=restoring,
         offers=offers,
         here=tuple(m for m in members if m.agent in offering),
         gone=tuple(m for m in members if m.agent not in records and m.agent not in done),

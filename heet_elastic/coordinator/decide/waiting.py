@@ -51,6 +51,8 @@ def reason_of(state: JobState, facts: Facts) -> str:
         return f"paused by a person (heet resume {state.job}: goes on)"
     if state.spec is None:
         return "its description is missing or cannot be read: start it again"
+    if state.restoring:
+        return "its agents are in a round that the store does not know: they write it again"
     loud = facts.look.loud.get(state.job)
     if loud and (plan is None or not plan.target):
         return waits_for_quiet(state.job, loud)
@@ -66,6 +68,8 @@ def _running(state: JobState, plan: Plan | None) -> str:
         return f"finishes: {done} of {len(state.members) or done} agents have ended well, no plan touches it any more"
     if plan is not None and plan.allocation is not None:
         return plan.allocation.reason
+    if state.restoring:
+        return f"its agents are ahead of round {state.allocation.round}, the newest in the store: they write it again"
     if state.verdict:
         return f"a worker failed in round {state.allocation.round}: its agents agree on what follows"
     text = state.allocation.reason or f"runs in round {state.allocation.round}"
