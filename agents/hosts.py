@@ -17,6 +17,7 @@ from pathlib import Path
 import heet_elastic
 from heet_elastic.agents import locks, network, probe, visible
 from heet_elastic.agents.facts import GpuFacts, Snapshot
+from heet_elastic.agents.health import IN_USE, HostMonitor, foreign_process
 from heet_elastic.agents.inventory import ENV_INVENTORY, cpu_slots, read_inventory
 from heet_elastic.agents.names import cpu_type, host_type, short_model
 from heet_elastic.agents.topology import Links, find_links
@@ -87,8 +88,11 @@ def probe_host(settings: HostSettings, agent: str) -> HostRecord:
     return examine_host(settings, agent).record
 
 
-def examine_host(settings: HostSettings, agent: str) -> HostProbe:
-    """The record with everything that led to it. Takes up to `probe_timeout_s` when a driver does not answer."""
+def examine_host(settings: HostSettings, agent: str, root: Path = Path("/")) -> HostProbe:
+    """The record with everything that led to it. Takes up to `probe_timeout_s` when a driver does not answer.
+
+    root: where /proc and /dev are looked for when NVML does not answer.
+    """
     address = settings.address or network.local_address()
     record = HostRecord(
         host=settings.host,
@@ -112,9 +116,9 @@ def examine_host(settings: HostSettings, agent: str) -> HostProbe:
         return _cpu_host(settings, record, ("CUDA_VISIBLE_DEVICES hides all GPUs: offering CPU slots",))
     snapshot = probe.take_snapshot(settings.probe_timeout_s)
     if snapshot.failure is not None:
-        if snapshot.absent and not driver_present():
+        if snapshot.absent and not driver_present(root):
             return _cpu_host(settings, record, ())
-        return _refused_host(record, snapshot)
+        return _refused_host(record, snapshot, root)
     if not snapshot.gpus:
         return _cpu_host(settings, record, ())
     return _gpu_host(settings, record, snapshot)
@@ -125,7 +129,7 @@ def _cpu_host(settings: HostSettings, record: HostRecord, problems: tuple[str, .
     return HostProbe(replace(record, gpus=slots), "cpu", problems=problems)
 
 
-def _refused_host(record: HostRecord, snapshot: Snapshot, root: Path = Path("/")) -> HostProbe:
+def _refused_host(record: HostRecord, snapshot: Snapshot, root: Path) -> HostProbe:
     """Devices that are here and cannot be asked: named by the kernel module where it says, else by one placeholder."""
     reason = snapshot.failure or "unknown"
     found = _kernel_list(root) or ((f"GPU-unreadable-{record.host}", None),)
@@ -146,7 +150,7 @@ def _gpu_host(settings: HostSettings, record: HostRecord, snapshot: Snapshot) ->
     problems = [*snapshot.problems, *links.problems]
     for facts in snapshot.gpus:
         problems += [f"GPU {facts.index}: {p}" for p in facts.problems]
-        for gpu in _devices(record.host, facts, links):
+        for gpu in _devices(settings, facts, links):
             if gpu.uuid in gpus:
                 problems.append(f"GPU {facts.index}: its UUID {gpu.uuid} is that of another GPU as well; left out")
             elif gpu.uuid in offered or facts.uuid is None:
@@ -172,17 +176,17 @@ def _as_given(request: visible.Request) -> dict[str, str | None]:
     return {visible.CUDA_VISIBLE_DEVICES: request.cuda, visible.CUDA_DEVICE_ORDER: request.order}
 
 
-def _devices(host: str, facts: GpuFacts, links: Links) -> tuple[Gpu, ...]:
+def _devices(settings: HostSettings, facts: GpuFacts, links: Links) -> tuple[Gpu, ...]:
     """What can be granted of one GPU: itself, or its MIG instances; with the reason when it must not be granted."""
     whole = Gpu(
-        uuid=facts.uuid or f"GPU-unreadable-{host}-{facts.index}",
+        uuid=facts.uuid or f"GPU-unreadable-{settings.host}-{facts.index}",
         host_type=host_type(facts.name, facts.memory_mib, links.labels.get(facts.index, "unknown")),
         model=short_model(facts.name),
         memory_mib=facts.memory_mib,
         capability=facts.capability,
         link=links.classes.get(facts.index, "unknown"),
         numa_node=facts.numa_node,
-        unusable=_unusable(facts),
+        unusable=_unusable(facts) or _in_use(settings, facts),
     )
     if not (facts.mig and facts.instances):
         return (whole,)
@@ -209,6 +213,19 @@ def _unusable(facts: GpuFacts) -> str | None:
     return None
 
 
+def _in_use(settings: HostSettings, facts: GpuFacts) -> str | None:
+    locked = facts.uuid is not None and locks.is_taken(settings.lock_dir, facts.uuid)
+    foreign = foreign_process(facts, held=False, locked=locked, own=tuple)
+    return IN_USE + foreign if foreign else None
+
+
+def monitor_host(settings: HostSettings, record: HostRecord, interval_s: float = 5.0) -> HostMonitor:
+    """A monitor of the GPUs in `record` (start it, ask it for the `current` record, close it). It does nothing for CPU
+    slots and for hosts of an inventory file."""
+    real = settings.inventory is None and any(g.uuid.startswith(("GPU-", "MIG-")) for g in record.gpus)
+    return HostMonitor(record, settings.lock_dir, watching=real, interval_s=interval_s)
+
+
 def check_workers(record: HostRecord, most_workers: int, virtual_local_rank: bool) -> None:
     """Refuse more than one worker per agent on MIG instances: a process sees the first instance that it is given, so
     several workers that inherit one list would share it. UsageError says what to do."""
@@ -219,7 +236,7 @@ def check_workers(record: HostRecord, most_workers: int, virtual_local_rank: boo
         )
 
 
-def driver_present(root: Path = Path("/")) -> bool:
+def driver_present(root: Path) -> bool:
     """Whether an NVIDIA kernel driver is loaded: then a library that is missing is a fault, not a host without GPUs."""
     return any((root / path).exists() for path in ("proc/driver/nvidia/version", "dev/nvidiactl"))
 

@@ -18,9 +18,13 @@ from typing import Any
 from heet_elastic.agents.facts import GpuFacts, MigInstance, NvLink, PairFacts, Snapshot, Usage
 
 MOST_LINKS = 36
-_NOT_SUPPORTED = ("NotSupported", "InvalidArgument")
+_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 _GONE = ("GpuIsLost", "ResetRequired")
 _XID = 8  # nvmlEventTypeXidCriticalError
+
+
+class _MissingError(Exception):
+    """This pynvml lacks a function."""
 
 
 class _Asker:
@@ -29,6 +33,7 @@ class _Asker:
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
         self.problems: list[str] = []
+        self.last = ""  # the newest error, also one that is no problem
 
     def ask(self, name: str, *args: Any, quiet: bool = False) -> Any:
         """The answer of function `name`, or None."""
@@ -39,12 +44,13 @@ class _Asker:
         function = getattr(self.nvml, name, None)
         try:
             if function is None:
-                raise AttributeError("FunctionNotFound")
+                raise _MissingError(f"{name} is not there")
             return _text(function(*args)), ""
         except Exception as e:  # whatever a library of another version does, one answer is missing and no more
-            kind = type(e).__name__.removeprefix("NVMLError_")
-            if not quiet and kind != "NotSupported":
-                self.problems.append(f"{name}: {_sentence(e)}")
+            kind = "FunctionNotFound" if isinstance(e, _MissingError) else type(e).__name__.removeprefix("NVMLError_")
+            self.last = f"{name}: {_sentence(e)}"
+            if not quiet and kind not in ("NotSupported", "FunctionNotFound"):  # what this card or driver lacks
+                self.problems.append(self.last)
             return None, kind
 
 
@@ -128,8 +134,9 @@ class Watcher:
         for index, handle in self._handles.items():
             own = _Asker(self._asker.nvml)
             _, why = own.ask_why("nvmlDeviceGetUUID", handle)
+            gone = own.last
             usage = replace(_usage(own, handle), xids=self._xids.get(index, ()))
-            lost = own.problems[0] if why in _GONE else None
+            lost = gone if why in _GONE else None
             gpus.append(GpuFacts(index, self._uuids[index], usage=usage, lost=lost, problems=_once(own.problems)))
         return Snapshot(gpus=tuple(gpus))
 
@@ -167,22 +174,24 @@ def _open() -> _Asker | Snapshot:
     asker = _Asker(pynvml)
     _, why = asker.ask_why("nvmlInit")
     if why:
+        if why == "LibRmVersionMismatch":
+            return Snapshot(failure="the NVIDIA driver and its library have different versions: reboot after the update")
         absent = why in ("LibraryNotFound", "DriverNotLoaded")
-        return Snapshot(failure=f"NVML does not start: {asker.problems[-1].partition(': ')[2]}", absent=absent)
+        return Snapshot(failure=f"NVML does not start: {asker.last.partition(': ')[2]}", absent=absent)
     return asker
 
 
 def _snapshot(asker: _Asker) -> Snapshot:
     count = asker.ask("nvmlDeviceGetCount")
     if count is None:
-        return Snapshot(failure=f"NVML does not say how many GPUs there are: {asker.problems[-1]}")
+        return Snapshot(failure=f"NVML does not say how many GPUs there are: {asker.last}")
     handles: dict[int, Any] = {}
     gpus = []
     for index in range(count):
         own = _Asker(asker.nvml)
         handle = own.ask("nvmlDeviceGetHandleByIndex", index)
         if handle is None:
-            gpus.append(GpuFacts(index, lost=own.problems[-1] if own.problems else "it cannot be opened"))
+            gpus.append(GpuFacts(index, lost=own.last))
         else:
             handles[index] = handle
             gpus.append(_gpu(own, index, handle))
@@ -198,7 +207,7 @@ def _snapshot(asker: _Asker) -> Snapshot:
 
 def _gpu(asker: _Asker, index: int, handle: Any) -> GpuFacts:
     uuid, why = asker.ask_why("nvmlDeviceGetUUID", handle)
-    lost = asker.problems[0] if why in _GONE else None
+    lost = asker.last if why in _GONE else None
     memory = asker.ask("nvmlDeviceGetMemoryInfo", handle)
     capability = asker.ask("nvmlDeviceGetCudaComputeCapability", handle)
     mig = asker.ask("nvmlDeviceGetMigMode", handle)
@@ -234,7 +243,7 @@ def _usage(asker: _Asker, handle: Any) -> Usage:
     return Usage(
         utilization=getattr(rates, "gpu", None),
         memory_used_mib=_mib(getattr(memory, "used", None)),
-        temperature_c=asker.ask("nvmlDeviceGetTemperature", handle, 0),
+        temperature_c=_temperature(asker, handle),
         slowdown_c=asker.ask("nvmlDeviceGetTemperatureThreshold", handle, 1),
         throttle=throttle,
         ecc_uncorrected=asker.ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
@@ -242,6 +251,13 @@ def _usage(asker: _Asker, handle: Any) -> Usage:
         retirement_pending=None if pending is None else bool(pending),
         processes=_processes(asker, handle),
     )
+
+
+def _temperature(asker: _Asker, handle: Any) -> int | None:
+    found, why = asker.ask_why("nvmlDeviceGetTemperature", handle, 0)
+    if why == "FunctionNotFound":
+        found = asker.ask("nvmlDeviceGetTemperatureV", handle, 0)  # the name that stays after CUDA 13
+    return None if found is None else int(found)
 
 
 def _processes(asker: _Asker, handle: Any) -> tuple[tuple[int, int | None], ...] | None:
@@ -275,10 +291,11 @@ def _instances(asker: _Asker, handle: Any) -> tuple[MigInstance, ...]:
 def _links(asker: _Asker, handle: Any) -> tuple[NvLink, ...] | None:
     found: list[NvLink] = []
     for link in range(MOST_LINKS):
-        up, why = asker.ask_why("nvmlDeviceGetNvLinkState", handle, link)
-        if why in _NOT_SUPPORTED:
-            continue  # no such link; a board may leave gaps
+        up, why = asker.ask_why("nvmlDeviceGetNvLinkState", handle, link, quiet=True)
+        if why in _NO_SUCH_LINK:
+            continue  # a board may leave gaps
         if why and not found:
+            asker.problems.append(asker.last)
             return None
         found.append(_link(asker, handle, link, None if up is None else bool(up)))
     return tuple(found)

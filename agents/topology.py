@@ -133,7 +133,7 @@ def _pair(a: GpuFacts, b: GpuFacts, answer: PairFacts, switched: frozenset[int])
         if a.index in switched and b.index in switched:
             fewer = min(_active(a), _active(b), key=len)
             return PairLink(a.index, b.index, Path.NVSWITCH, len(fewer), _speed(fewer), p2p)
-        if answer.p2p_nvlink and (a.links is None or b.links is None):
+        if answer.p2p_nvlink:  # the driver says so, without saying over which links
             return PairLink(a.index, b.index, Path.NVLINK, None, None, p2p)
     path = Path.UNKNOWN if answer.ancestor is None else _ANCESTORS.get(answer.ancestor, Path.UNKNOWN)
     return PairLink(a.index, b.index, path, None, _pcie_gb_s(a, b), p2p)
