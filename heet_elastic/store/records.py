@@ -16,6 +16,9 @@ from heet_elastic.store.api import MAX_VALUE_BYTES
 
 VERSION = 1
 
+_MOST_WORDS = 300
+"""Longest reason in characters: it may quote the value, which is untrusted."""
+
 RECORD_TYPES: dict[str, type[Any]] = {
     "epoch": model.Epoch,
     "leader": model.LeaderRecord,
@@ -74,5 +77,5 @@ def decode(key: str, value: bytes, kind: type[R]) -> R:
             raise RecordError(f"{key}: written by another heet (record version {version}, this one reads {VERSION})")
         record: R = decoder.decode(_body.decode(value).r)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        raise RecordError(f"{key}: not a {kind.__name__}: {e}") from e
+        raise RecordError(f"{key}: not a {kind.__name__}: {str(e)[:_MOST_WORDS]}") from e
     return record
