@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from heet_elastic.scheduler.api import BoolArray, Choice, Placed, Problem
+from heet_elastic.scheduler.consolidation import consolidate
 from heet_elastic.scheduler.free import Free
 from heet_elastic.scheduler.options import counts_JW
 from heet_elastic.scheduler.sizes import Priced, Sizes, reprice
@@ -28,10 +29,10 @@ Where = dict[int, int]
 
 def place(problem: Problem, choice: Choice) -> tuple[Placed, ...]:
     """Where each job runs under `choice`; near-linear in workers placed, deterministic, independent of job order."""
-    return _Placer(problem, choice).run()
+    return Placer(problem, choice).run()
 
 
-class _Placer:
+class Placer:
     """One run of `place`: free GPUs by group, and what each job has been given so far."""
 
     def __init__(self, problem: Problem, choice: Choice) -> None:
@@ -49,23 +50,24 @@ class _Placer:
         frozen: list[bool] = problem.frozen_J.tolist()
         wanted = [j for j, want in enumerate(self.want_J) if want > 0 and self.type_J[j] >= 0 and not frozen[j]]
         for j in sorted((j for j, is_frozen in enumerate(frozen) if is_frozen), key=names.__getitem__):
-            self._set(j, dict(problem.current[j]))
+            self.set(j, dict(problem.current[j]))
         wanted.sort(key=names.__getitem__)
         for j in wanted:
             if problem.current[j]:
-                self._set(j, self._shrunk(j, self._kept(j), self.want_J[j]))
+                self.set(j, self._shrunk(j, self._kept(j), self.want_J[j]))
         growing = [j for j in wanted if sum(self.placed.get(j, {}).values()) < self.want_J[j]]
         growing = [j for j in growing if not self._grow_at_home(j)]
         growing.sort(key=lambda j: (sum(self.placed.get(j, {}).values()) - self.want_J[j], names[j]))
         for j in growing:
             self._grow(j)
+        consolidate(self)
         nothing: Placed = ()
         result = [nothing] * len(names)
         for j, where in self.placed.items():
             result[j] = tuple(sorted(where.items()))
         return tuple(result)
 
-    def _set(self, j: int, where: Where) -> None:
+    def set(self, j: int, where: Where) -> None:
         """Job j now holds `where` instead of what it held."""
         for group, workers in self.placed.get(j, {}).items():
             self.free.take(group, -workers)
@@ -73,7 +75,7 @@ class _Placer:
             self.free.take(group, workers)
         self.placed[j] = where
 
-    def _limit(self, j: int, group: int) -> int:
+    def limit(self, j: int, group: int) -> int:
         """Most workers of job j on this group, other jobs aside."""
         limit, size = self.problem.limit_JG, self.sizes.gpus[group]
         most = size if limit is None else min(size, int(limit[j, group]))
@@ -81,7 +83,7 @@ class _Placer:
         return most if not each else (each if most >= each else 0)
 
     def _limiter(self, j: int) -> Callable[[int], int] | None:
-        return None if self.problem.limit_JG is None else lambda group: self._limit(j, group)
+        return None if self.problem.limit_JG is None else lambda group: self.limit(j, group)
 
     def _kept(self, j: int) -> Where:
         """Workers of job j on its chosen type that can stay, given limits and frozen jobs."""
@@ -90,7 +92,7 @@ class _Placer:
         where: Where = {}
         for group, workers in current:
             if mixed or self.sizes.type_of[group] == h:
-                stays = min(workers, self._limit(j, group), self.free.gpus[group])
+                stays = min(workers, self.limit(j, group), self.free.gpus[group])
                 if stays > 0 and (not each or stays == each):
                     where[group] = stays
         if mixed and sum(where.values()) != self.want_J[j]:
@@ -124,8 +126,8 @@ class _Placer:
         where = self._at_home(j, kept, self.want_J[j])
         if sum(where.values()) < self.want_J[j]:
             return False
-        if not (self._intact(j) and self._faster(j, kept, where) is False):
-            self._set(j, where)
+        if not (self.intact(j) and self.faster(j, kept, where) is False):
+            self.set(j, where)
         return True
 
     def _at_home(self, j: int, kept: Where, want: int) -> Where:
@@ -133,18 +135,18 @@ class _Placer:
         if self.per_host_J[j]:
             return where
         for group in sorted(kept, key=lambda g: (-kept[g], g)):
-            more = min(lack, self._limit(j, group) - where[group], self.free.gpus[group])
+            more = min(lack, self.limit(j, group) - where[group], self.free.gpus[group])
             if more > 0:
                 where[group] += more
                 lack -= more
         return where
 
-    def _intact(self, j: int) -> bool:
+    def intact(self, j: int) -> bool:
         """Whether job j still holds exactly what it runs on, so that it may go on without a rescale."""
         kept = self.placed.get(j, {})
         return bool(kept) and tuple(sorted(kept.items())) == self.problem.current[j]
 
-    def _faster(self, j: int, old: Where, new: Where) -> bool:
+    def faster(self, j: int, old: Where, new: Where) -> bool:
         """Whether job j is faster at `new`."""
         now, _ = self.sizes.speed(j, tuple(sorted(old.items())))
         then, _ = self.sizes.speed(j, tuple(sorted(new.items())))
@@ -153,23 +155,36 @@ class _Placer:
     def _grow(self, j: int) -> None:
         """Give job j what it lacks; else the next allowed count below; else what it holds already, or nothing."""
         kept = self.placed.get(j, {})
-        held, intact = sum(kept.values()), self._intact(j)
+        held, intact = sum(kept.values()), self.intact(j)
         for want in self._counts_down(j, self.want_J[j]):
             if want <= held and intact:
                 return
             where = self._best(j, kept, want) if want > held else self._refit(j, kept, want)
-            if where is not None and not (intact and not self._faster(j, kept, where)):
-                self._set(j, where)
-                return
+            if where is not None:
+                where = self._denser(j, where, want, held)
+                if not (intact and not self.faster(j, kept, where)):
+                    self.set(j, where)
+                    return
         if not intact:
-            self._set(j, {})
+            self.set(j, {})
+
+    def _denser(self, j: int, where: Where, want: int, held: int) -> Where:
+        """`where`, or the most workers that fit on one host now, if they are faster than `want` spread over several."""
+        if len(where) == 1 or self.sizes.speed(j, tuple(where.items()))[1]:
+            return where
+        room = max(min(self.free.gpus[g], self.limit(j, g)) for g in self.free.groups[self.type_J[j]])
+        for fewer in self._counts_down(j, min(room, want - 1))[:1]:
+            alone = self.fresh(j, fewer, (self.type_J[j],)) if fewer > held else None
+            if alone is not None and not self.faster(j, alone, where):
+                return alone
+        return where
 
     def _refit(self, j: int, kept: Where, want: int) -> Where | None:
         """A place for fewer workers than job j has left of a broken placement."""
         where = self._shrunk(j, kept, want)
         if sum(where.values()) == want and len(where) >= int(self.problem.min_hosts_J[j]):
             return where
-        return self._fresh(j, want, (self.type_J[j],))
+        return self.fresh(j, want, (self.type_J[j],))
 
     def _counts_down(self, j: int, most: int) -> list[int]:
         """Allowed counts from `most` downwards."""
@@ -185,17 +200,17 @@ class _Placer:
             return extended if extended is not None else self._span(j, want)
         if extended is not None and len(extended) == 1:
             return extended
-        fresh = self._fresh(j, want, types)
-        if fresh is None or (extended is not None and not self._faster(j, extended, fresh)):
+        fresh = self.fresh(j, want, types)
+        if fresh is None or (extended is not None and not self.faster(j, extended, fresh)):
             return extended
         return fresh
 
-    def _fresh(self, j: int, want: int, types: tuple[int, ...]) -> Where | None:
+    def fresh(self, j: int, want: int, types: tuple[int, ...]) -> Where | None:
         """A place for `want` workers as if job j held nothing (its own GPUs count as free)."""
         kept = self.placed.get(j, {})
-        self._set(j, {})
+        self.set(j, {})
         where = self._extend(j, {}, want, types)
-        self._set(j, kept)
+        self.set(j, kept)
         return where
 
     def _span(self, j: int, want: int) -> Where | None:
@@ -207,7 +222,7 @@ class _Placer:
         return self._extend(j, {}, want, tuple(sorted(types, key=lambda h: (h != self.type_J[j], h))))
 
     def _room(self, j: int, h: int) -> int:
-        most = sorted((self._limit(j, group) for group in self.free.groups[h]), reverse=True)
+        most = sorted((self.limit(j, group) for group in self.free.groups[h]), reverse=True)
         return sum(most[: int(self.problem.max_hosts_J[j])])
 
     def _extend(self, j: int, start: Where, want: int, types: tuple[int, ...]) -> Where | None:
