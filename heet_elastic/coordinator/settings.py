@@ -69,7 +69,7 @@ class CoordinatorSettings:
     user: str = _setting("", "etcd user")
     password_file: str = _setting("", "file that holds the etcd user's password")
     data_dir: str = _setting("", "folder of the embedded etcd's data; empty = ~/.local/share/heet/etcd")
-    listen: str = _setting("127.0.0.1:0", "address of the embedded etcd; port 0 = a free one")
+    listen: str = _setting("127.0.0.1", "address of the embedded etcd, HOST or HOST:PORT; no port = a free one")
     host: str = _setting("", "name of this host among coordinators; empty = its host name")
     log_level: str = _setting("info", "least important message that is shown", choices=LOG_LEVELS)
 

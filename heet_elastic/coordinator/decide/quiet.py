@@ -30,7 +30,7 @@ def loud_hosts(
     loud = set()
     for host in {m.host for m in state.lost}:
         devices = {d for m in state.lost if m.host == host for d in m.gpus}
-        if host not in state.control.released and not _quiet(host, devices, state.job, hosts, timers, now, settings):
+        if host not in state.released and not _quiet(host, devices, state.job, hosts, timers, now, settings):
             loud.add(host)
     return frozenset(loud)
 

@@ -41,6 +41,7 @@ class JobState:
     """What the store says of one job.
 
     allocation: the newest round of this incarnation; revision: mod_revision of its key (0 = none), to compare with.
+    released: hosts that a person declared dead since the newest round was written (what was said earlier is void).
     here, gone: members of the allocation with and without a live record (leaving and done ones are in neither). lost:
     all who were granted devices in this round or still held some of earlier ones, if none of them is left to prove the
     others' workers dead.
@@ -53,6 +54,7 @@ class JobState:
     job: str
     spec: JobSpec | None
     control: Control
+    released: frozenset[str]
     account: Account | None
     allocation: Allocation | None
     revision: int
@@ -140,6 +142,7 @@ def state_of(view: JobView) -> JobState:
         job=view.job,
         spec=spec,
         control=control,
+        released=_released(view),
         account=account,
         allocation=allocation,
         revision=0 if stored is None else stored.mod_revision,
@@ -159,6 +162,13 @@ def state_of(view: JobView) -> JobState:
         complete=_complete(allocation, records),
         spots=_spots(allocation),
     )
+
+
+def _released(view: JobView) -> frozenset[str]:
+    if view.control is None:
+        return frozenset()
+    written = 0 if view.allocation is None else view.allocation.mod_revision
+    return frozenset(view.control.record.released) if view.control.mod_revision > written else frozenset()
 
 
 def _spots(allocation: Allocation | None) -> tuple[Spot, ...] | None:
