@@ -7,7 +7,9 @@ excludes a GPU from new grants; workers that run on it are left alone. What coun
 from __future__ import annotations
 
 import contextlib
+import os
 import pwd
+import select
 import subprocess
 import threading
 import time
@@ -212,8 +214,9 @@ class HostMonitor:
         return tuple(self._conditions.values())
 
     def _judge(self, look: Snapshot, held: Collection[str], own: Callable[[], Collection[int]]) -> None:
+        offered = {g.uuid for g in self._record.gpus}
         for gpu in look.gpus:
-            if gpu.uuid is None:
+            if gpu.uuid is None or gpu.uuid not in offered:
                 continue
             mine = gpu.uuid in held
             locked = not mine and bool(gpu.usage.processes) and locks.is_taken(self._lock_dir, gpu.uuid)
@@ -222,7 +225,7 @@ class HostMonitor:
             reason, self._history[gpu.uuid] = judge(time.monotonic(), gpu, foreign, before)
             self._conditions[gpu.uuid] = Condition(gpu.uuid, gpu.usage, reason)
         seen = {g.uuid for g in look.gpus}
-        for uuid in [u for u in (g.uuid for g in self._record.gpus) if u.startswith("GPU-") and u not in seen]:
+        for uuid in [u for u in offered if u.startswith("GPU-") and u not in seen]:
             self._conditions[uuid] = Condition(uuid, reason="NVML does not list it any more")
 
     def _reason(self, gpu: Gpu) -> str | None:
@@ -246,7 +249,7 @@ class HostMonitor:
             self._ending.wait(pause)
 
     def _follow_child(self) -> None:
-        """Read one child's reports until it ends."""
+        """Take one child's reports until it ends, or has been silent for too long, or we are told to end."""
         child = subprocess.Popen(
             probe.child_command("watch", str(self._interval_s)),
             env=probe.child_environment({}),
@@ -259,15 +262,26 @@ class HostMonitor:
             self._child = child
         try:
             assert child.stdout is not None
-            for line in child.stdout:
-                if self._ending.is_set():
-                    break
-                with contextlib.suppress(msgspec.MsgspecError):
-                    look = msgspec.json.decode(line, type=Snapshot)
-                    with self._mutex:
-                        self._look, self._seen_at = look, time.monotonic()
-                        self._looks += 1
+            stream, rest, heard_at = child.stdout.fileno(), b"", time.monotonic()
+            # No blocking read: a child in an uninterruptible driver call never closes its end, not even when killed.
+            while not self._ending.is_set() and time.monotonic() - heard_at < self._patience_s:
+                if not select.select([stream], [], [], 0.2)[0]:
+                    continue
+                data = os.read(stream, 1 << 16)
+                if not data:
+                    return
+                heard_at = time.monotonic()
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self._take(line)
         finally:
             with self._mutex:
                 self._child = None
             probe.end_child(child)
+
+    def _take(self, line: bytes) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            look = msgspec.json.decode(line, type=Snapshot)
+            with self._mutex:
+                self._look, self._seen_at = look, time.monotonic()
+                self._looks += 1

@@ -214,6 +214,8 @@ def _unusable(facts: GpuFacts) -> str | None:
 
 
 def _in_use(settings: HostSettings, facts: GpuFacts) -> str | None:
+    if facts.mig:
+        return None  # the card lists the processes of all its instances
     locked = facts.uuid is not None and locks.is_taken(settings.lock_dir, facts.uuid)
     foreign = foreign_process(facts, held=False, locked=locked, own=tuple)
     return IN_USE + foreign if foreign else None

@@ -216,7 +216,7 @@ def test_workers_inherit_neither_locks_nor_the_reapers_socket(agent, tmp_path):
 
 
 def links(pid: int) -> list[str]:
-    return [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+    return [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
 
 
 def test_a_forked_child_of_the_agent_does_not_hide_its_end(agent, tmp_path):
