@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+from heet_elastic.errors import HeetError
 
 if __name__ != "heet_elastic.rendezvous":
     raise ImportError("import heet_elastic.rendezvous (the folder rendezvous/ is reached through heet_elastic)")
@@ -12,8 +15,11 @@ def entry_point() -> Any:
     """What torch registers for `--rdzv-backend=heet`: a creator that imports the handler when it is called."""
 
     def create_handler(parameters: Any) -> Any:
-        from heet_elastic.rendezvous.handler import create_handler as create
-
+        try:
+            from heet_elastic.rendezvous.handler import create_handler as create
+        except HeetError as error:  # a library is missing: its sentence, not torch's traceback
+            print(f"heet: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(error.exit_code) from None
         return create(parameters)
 
     return create_handler
