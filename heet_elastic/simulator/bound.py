@@ -172,13 +172,15 @@ def binned_lp(demands: Sequence[Demand], gpus_H: FloatArray, long_jobs: int, bin
       sum_k z_jkb <= time of b after r_j          one configuration at a time
       sum_jk w_k z_jkb <= N_h |b|   (k on type h) no more GPUs than there are (the last bin is left free)
       C_j >= r_j + sum_kb z_jkb                   it waits at least nothing and runs that long
-      C_j >= sum_b max(t_b, r_j) f_jb + p_j / 2   the mean busy time, see below
+      C_j >= sum_b (max(t_b, r_j) f_jb + p_j q_jb / 2) + p_j / 2      the mean busy time, see below
+      q_jb >= 2 a f_jb - a^2 for two values of a  so q_jb <= f_jb^2 is allowed (tangents of the square), q_jb >= 0
 
-    The last: let g(t) >= 0 be the rate at which shares of j's work are done, so that its integral is 1 and g <= 1/p_j.
-    M_j = integral of t g(t) dt >= sum_b max(t_b, r_j) f_jb, as work of bin b is done after both. And
-    C_j - M_j = integral of (C_j - t) g(t) dt is least when all work is as late as possible, g = 1/p_j on
-    [C_j - p_j, C_j], where it is p_j / 2. So every schedule is a feasible point with the objective sum C_j: the minimum
-    is a lower bound. Leaving short jobs out only frees capacity; for them C_j >= r_j + p_j. Configurations below the
+    The mean busy time: let g(t) >= 0 be the rate at which shares of j's work are done, so that its integral is 1 and
+    g <= 1/p_j. The work of bin b is done after s = max(t_b, r_j); as g <= 1/p_j it is done at the earliest on
+    [s, s + p_j f_jb], so the integral of t g(t) over b is at least s f_jb + p_j f_jb^2 / 2. Their sum bounds
+    M_j = integral of t g(t) dt from below. And C_j - M_j = integral of (C_j - t) g(t) dt is least when all work is as
+    late as possible, g = 1/p_j on [C_j - p_j, C_j], where it is p_j / 2. So every schedule is a feasible point with the
+    objective sum C_j: the minimum is a lower bound. Leaving short jobs out only frees capacity; for them C_j >= r_j + p_j. Configurations below the
     concave hull of (w, T) on their type, (0, 0) included, are left out: a mix of hull points and idling has the same
     GPU time and speed, and runs no longer.
     """
@@ -272,14 +274,31 @@ class _Model:
                 one_at_a_time = len(self.ub_limit)
                 self.ub_limit.append(float(length))
             begins = max(float(edges[b]), d.release_s)
+            squares = self._add_square(busy, d, float(length))
             for h, w, speed in options:
                 z = self.columns
                 self.columns += 1
                 share = speed / d.work
                 self._eq.append((j, z, share))
                 self._ub += [(running, z, 1.0), (busy, z, begins * share)]
+                self._ub += [(row, z, 2.0 * at * share) for row, at in squares]
                 if one_at_a_time >= 0:
                     self._ub += [(one_at_a_time, z, 1.0), (capacity_row[h, b], z, float(w))]
+
+    def _add_square(self, busy: int, d: Demand, length: float) -> list[tuple[int, float]]:
+        """The column q of a bin, with a row 2 a f - q <= a^2 for each tangent point a; the rows and points."""
+        if not np.isfinite(length):
+            return []
+        full = min(length / d.alone_s, 1.0)
+        q = self.columns
+        self.columns += 1
+        self._ub.append((busy, q, d.alone_s / 2))
+        squares = []
+        for at in (full, full / 2):
+            squares.append((len(self.ub_limit), at))
+            self._ub.append((len(self.ub_limit), q, -1.0))
+            self.ub_limit.append(at * at)
+        return squares
 
     def inequalities(self) -> coo_matrix:
         """Rows that are <= `ub_limit`."""

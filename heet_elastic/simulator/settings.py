@@ -60,6 +60,8 @@ class SimulationSettings:
 
     interval_s: None = what each policy asks for. error: every prediction is off by this share, up or down.
     noise: relative standard deviation of a measured cell. predictor: "true" = perfect curves for everybody.
+    sample_interval_s: how old a running job's samples in the store may be. refit_s: least time between two fits.
+    history: whether profiles of ended jobs help later ones.
     """
 
     cluster: tuple[HostGroup, ...]
@@ -69,8 +71,10 @@ class SimulationSettings:
     predictor: str = DEFAULT_PREDICTOR
     error: float = 0.0
     noise: float = 0.02
+    history: bool = True
     seed: int = 0
     sample_interval_s: float = 60.0
+    refit_s: float = 3600.0
 
     def __post_init__(self) -> None:
         if self.interval_s is not None and not (math.isfinite(self.interval_s) and self.interval_s > 0):
