@@ -447,7 +447,7 @@ class _plain_errors(contextlib.AbstractContextManager[None]):  # noqa: N801
             say(str(error))
             raise SystemExit(error.exit_code) from None
         if isinstance(error, UsageError):
-            raise ValueError(str(error)) from error
+            raise ValueError(str(error)) from error  # noqa: TRY004 (torch raises it for bad parameters)
         if isinstance(error, WaitTimeoutError):
             raise RendezvousTimeoutError(str(error)) from error
         if isinstance(error, StoreRefusedError):

@@ -27,7 +27,7 @@ from heet_elastic.store.api import Store
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
 from heet_elastic.store.keys import Keys
 
-FIRST_CONTACT_S = 8.0
+FIRST_CONTACT_S = 5.0
 """How long a first answer of etcd is awaited where no `join_timeout` was given: a wrong address is told at once."""
 
 
@@ -131,8 +131,8 @@ def _reach(store: EtcdStore, source: MirroredWorld, settings: RendezvousSettings
         except StoreUnavailableError as e:
             if time.monotonic() + pause_s > deadline:
                 raise WaitTimeoutError(
-                    f"etcd at {settings.endpoint} did not answer within {patience_s:g} s: {e}; start it, correct "
-                    f"--rdzv-endpoint, or wait longer with --rdzv-conf join_timeout=SECONDS"
+                    f"etcd at {settings.endpoint} did not answer within {patience_s:g} s: {e} (check "
+                    f"--rdzv-endpoint; to wait longer, give --rdzv-conf join_timeout=SECONDS)"
                 ) from e
             if not told:
                 told = True

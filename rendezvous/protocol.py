@@ -132,8 +132,10 @@ def _stay_in(world: World, me: Local, memory: Memory) -> tuple[Memory, Target | 
         return replace(memory, generation=world.generation), None, ()
     if not memory.member_once:
         return Memory(), Target(Order.IDLE, "the job was registered anew"), ()
-    if memory.generation != world.generation:
-        return memory, None, ()
+    stored, mine = world.job.allocation, memory.allocation
+    theirs = (stored.record.round, spec.record.incarnation) if stored else (0, "")
+    if memory.generation != world.generation and (mine.round if mine else 0, memory.spec.incarnation) > theirs:
+        return memory, None, ()  # put ours back; of two runs that both remember one, the one of more rounds stays
     return memory, Target(Order.REFUSE, f"another run of job {me.asked.job!r} has begun under this id"), ()
 
 

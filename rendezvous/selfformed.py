@@ -49,6 +49,11 @@ def propose(
         noisy = _not_quiet(world, allocation)
         if noisy:
             return Proposal(None, noisy)
+    if old and me.agent not in {m.agent for m in old}:
+        # Members alone know which hosts keep joining and dying.
+        return Proposal(
+            None, _missing(world, spec, old, [r.record for a, r in world.job.agents.items() if a == me.agent])
+        )
     if old and any(not _running(world, m, allocation) for m in old):
         return Proposal(None, "the current round is still forming")
     fresh = _candidates(world, memory, settings, timers, {m.agent for m in old})

@@ -6,6 +6,7 @@ Deadlines are far above the measured times (docs/reliability.md): a slow machine
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from heet_elastic.store.keys import Keys
 from tests.integration.harness import Agent, Cluster
-from tests.integration.processes import wait_until
+from tests.integration.processes import send, wait_until
 
 SLOW = 60.0
 
@@ -199,7 +200,8 @@ def test_c33_a_stopped_agent_rejoins_as_a_fresh_member(lab: Cluster):
     lab.wait_step(world=1, after=at + 1, timeout_s=SLOW)
     at = time.monotonic()
     b.thaw()
-    lab.wait_step(world=2, after=at, timeout_s=SLOW)
+    fresh = lab.wait_event(kind="START", world=2, after=at, timeout_s=SLOW)
+    lab.wait_step(world=2, after=fresh.t, timeout_s=SLOW)
     ranks = [e.rank for e in lab.events(kind="START", after=at)]
     assert sorted(ranks[-2:]) == [0, 1]
 
@@ -208,8 +210,6 @@ def test_c40_survivors_of_a_crash_restart_though_one_worker_is_stopped(lab: Clus
     agents = {h: lab.torchrun(host=h, nnodes="1:3", conf={"ttl_s": 2, "lost_peer_grace_s": 1}) for h in "abc"}
     joined(lab, *agents.values())
     hung = agents["b"].workers()
-    from tests.integration.processes import send
-
-    send(hung, 19)
+    send(hung, signal.SIGSTOP)
     killed = agents["c"].crash_now()
     lab.wait_step(world=2, after=killed + 1, timeout_s=SLOW)
