@@ -34,12 +34,11 @@ from heet_elastic.model import (
     Control,
     Gpu,
     Host,
-    HostRecord,
     JobSpec,
     JobView,
+    Member,
     Snapshot,
     Versioned,
-    merge_hosts,
 )
 from heet_elastic.scheduler.api import Choice, Policy, Problem
 from heet_elastic.scheduler.policies import POLICIES
@@ -137,3 +136,150 @@ def ask(
     axes = Axes(tuple(kinds), 64, tuple(8 for _ in kinds))
     world = World(shot, table or Table(axes), memory or Memory(), leader="leader-1")
     return decide(now, world, policy, settings, np.random.default_rng(0))
+
+
+class Lab:
+    """A store in miniature that applies decisions, with agents that answer rounds one step at a time.
+
+    `using`: what each agent's workers really hold, which is what must never overlap.
+    """
+
+    def __init__(self, hosts: Iterable[Host], policy: Policy | Mapping[str, tuple[str, int]] | str = "heet") -> None:
+        self.hosts = {h.name: h for h in hosts}
+        self.policy = policy
+        self.settings = SETTINGS
+        self.table: Table | None = None
+        self.now = 0.0
+        self.revision = 1
+        self.memory = Memory()
+        self.views: dict[str, JobView] = {}
+        self.using: dict[str, frozenset[tuple[str, str]]] = {}
+        self.decision = Decision((), "")
+        self.overlaps: list[str] = []
+
+    def _put(self, job: str, **changes: object) -> None:
+        old = self.views.get(job, JobView(job))
+        self.views = {**self.views, job: replace(old, **changes)}  # type: ignore[arg-type]
+
+    def _versioned(self, record: object, old: Versioned | None = None) -> Versioned:  # type: ignore[type-arg]
+        self.revision += 1
+        return Versioned(record, old.create_revision if old else self.revision, self.revision)
+
+    def submit(self, asked: JobSpec) -> None:
+        self._put(asked.job, spec=self._versioned(asked))
+
+    def put_agent(self, job: str, record: AgentRecord) -> None:
+        agents = dict(self.views[job].agents)
+        agents[record.agent] = self._versioned(record, agents.get(record.agent))
+        self._put(job, agents=agents)
+
+    def drop_agent(self, job: str, name: str) -> None:
+        """Its lease ended; what its workers do is another matter."""
+        agents = dict(self.views[job].agents)
+        agents.pop(name)
+        self._put(job, agents=agents)
+
+    def control(self, job: str, **what: object) -> None:
+        self._put(job, control=self._versioned(Control(**what)))  # type: ignore[arg-type]
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.revision, dict(self.hosts), self.views)
+
+    def decide(self, seconds: float = 1.0) -> Decision:
+        """Time passes, one decision is made and written."""
+        self.now += seconds
+        self.decision = ask(self.snapshot(), self.policy, self.now, self.memory, self.settings, self.table)
+        self.memory = self.decision.memory
+        for action in self.decision.actions:
+            self._apply(action)
+        return self.decision
+
+    def _apply(self, action: object) -> None:
+        match action:
+            case Allocate(job, allocation, expected):
+                view = self.views[job]
+                seen = view.allocation.mod_revision if view.allocation else 0
+                if seen == expected and view.frozen is None and view.result is None:
+                    self._put(job, allocation=self._versioned(allocation, view.allocation))
+            case Want(job, wanted):
+                self._put(job, wanted={**self.views[job].wanted, wanted.host: self._versioned(wanted)})
+            case Unwant(job, name):
+                self._put(job, wanted={h: w for h, w in self.views[job].wanted.items() if h != name})
+            case SetStatus(job, status):
+                self._put(job, status=self._versioned(status))
+            case SetAccount(job, account):
+                self._put(job, account=self._versioned(account))
+            case SetResult(job, result):
+                self._put(job, result=self._versioned(result))
+            case Forget(job):
+                self.views = {j: v for j, v in self.views.items() if j != job}
+            case SetProfile() | DropClaims():
+                pass
+
+    def react(self, job: str, name: str) -> None:
+        """The agent does its next step towards the newest round: stop, report clean, start, run."""
+        view = self.views[job]
+        record = view.agents[name].record
+        newest = view.allocation.record if view.allocation is not None else None
+        if newest is None:
+            return
+        member = newest.member(name) if view.result is None else None
+        if record.state is AgentState.RUNNING and (member is None or record.round < newest.round):
+            self.put_agent(job, replace(record, state=AgentState.STOPPING, round=newest.round))
+        elif record.state is AgentState.STOPPING or (record.state is AgentState.WAITING and member is not None):
+            self.using.pop(name, None)
+            state = AgentState.STARTING if member is not None else AgentState.WAITING
+            self.put_agent(job, replace(record, state=state, round=newest.round, clean=newest.round))
+        elif record.state is AgentState.STARTING and record.round < newest.round:
+            self.using.pop(name, None)
+            state = AgentState.STARTING if member is not None else AgentState.WAITING
+            self.put_agent(job, replace(record, state=state, round=newest.round, clean=newest.round))
+        elif record.state is AgentState.STARTING and member is not None:
+            self._use(name, frozenset((member.host, d) for d in member.gpus))
+            self.put_agent(job, replace(record, state=AgentState.RUNNING))
+
+    def _use(self, name: str, devices: frozenset[tuple[str, str]]) -> None:
+        for other, held in self.using.items():
+            if other != name and held & devices:
+                self.overlaps.append(f"{name} starts on {sorted(held & devices)} while {other} runs there")
+        self.using[name] = devices
+
+    def calm(self, rounds: int = 30) -> None:
+        """Decide and let every agent react until nothing changes."""
+        for _ in range(rounds):
+            before = self.views
+            self.decide()
+            for job, view in list(self.views.items()):
+                for name in list(view.agents):
+                    self.react(job, name)
+            if all(
+                v.allocation == before[j].allocation and v.agents == before[j].agents
+                for j, v in self.views.items()
+                if j in before
+            ):
+                return
+        raise AssertionError(f"no calm after {rounds} decisions: {self.decision.reasons}")
+
+    def round(self, job: str) -> Allocation | None:
+        stored = self.views[job].allocation
+        return None if stored is None else stored.record
+
+    def gpus(self, job: str) -> dict[str, tuple[str, ...]]:
+        """Devices of each member of the newest round, in rank order."""
+        newest = self.round(job)
+        return {} if newest is None else {m.agent: m.gpus for m in newest.members}
+
+
+def planned(
+    round_: int, members: Iterable[tuple[str, str, tuple[str, ...]]], cause: Cause = Cause.PLAN, **more: object
+) -> Allocation:
+    """A round; `members` as (agent, host, devices)."""
+    more.setdefault("leader", "leader-0" if cause is Cause.PLAN else "")
+    return Allocation(
+        round_,
+        cause,
+        tuple(Member(*m) for m in members),
+        "as before",
+        incarnation="run1",
+        **more,  # type: ignore[arg-type]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -86,12 +87,15 @@ class Agent:
         self.process = subprocess.Popen(
             [sys.executable, "-c", AGENT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.orders, self.answers = self.process.stdin, self.process.stdout
         self.pids = [self.process.pid]
 
     def __getattr__(self, name: str):
         def call(*arguments):
-            print(json.dumps([name, *arguments]), file=self.process.stdin, flush=True)
-            answer = json.loads(self.process.stdout.readline())
+            print(json.dumps([name, *arguments]), file=self.orders, flush=True)
+            answer = json.loads(self.answers.readline())
             if name in ("worker", "fork"):
                 self.pids += answer
             if name == "reaper" and answer:
@@ -109,8 +113,8 @@ class Agent:
             self.__getattr__("reaper")()
             self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self.orders.close()
+        self.answers.close()
         for pid in self.pids[1:]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -139,6 +143,12 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
+def process(pid: int) -> reaper.Process:
+    found = reaper.read_process(pid)
+    assert found is not None
+    return found
+
+
 def living(pids) -> list[int]:
     processes = [reaper.read_process(pid) for pid in pids]
     return [p.pid for p in processes if p is not None and p.alive]
@@ -148,8 +158,16 @@ def free(folder: Path, device: str) -> bool:
     return not locks.is_taken(folder, device)
 
 
-def sleeper() -> subprocess.Popen:
+def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def shell(script: str) -> tuple[subprocess.Popen[str], str]:
+    """A shell in a session of its own, and the first line that it printed."""
+    process = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, start_new_session=True, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        return process, process.stdout.readline().strip()
 
 
 def test_an_agent_killed_takes_workers_that_ignore_sigterm_and_their_children_with_it(agent, tmp_path):
@@ -194,8 +212,7 @@ def test_the_reaper_ignores_what_a_terminal_and_a_shutdown_send(agent):
         os.kill(pid, signum)
     agent.start()
     assert agent.reaper() == pid
-    process = reaper.read_process(pid)
-    assert process.session == process.group == pid
+    assert process(pid).session == process(pid).group == pid
 
 
 def test_workers_started_but_not_yet_watched_end_by_their_marker(agent, tmp_path):
@@ -282,10 +299,10 @@ def test_every_busy_device_is_named(agent, guard):
 
 def test_the_wait_for_a_lock_ends_when_told_to_give_up(agent, guard):
     agent.acquire(["GPU-1"], 0)
-    asked = []
-    busy = guard.acquire(["GPU-1"], DEADLINE_S * 100, lambda: asked.append(1) or len(asked) == 3)
+    asked = itertools.count(1)
+    busy = guard.acquire(["GPU-1"], DEADLINE_S * 100, lambda: next(asked) == 3)
     assert [b.device for b in busy] == ["GPU-1"]
-    assert len(asked) == 3
+    assert next(asked) == 4
 
 
 def test_a_lock_appears_when_the_dead_agents_workers_have_ended(agent, guard):
@@ -318,32 +335,26 @@ def test_closing_kills_nothing_and_the_end_of_the_agent_does(agent, tmp_path):
     agent.close()
     assert living(workers) == workers
     assert not free(tmp_path / "locks", "GPU-1")
-    agent.process.stdin.close()  # it ends by itself
+    agent.orders.close()  # it ends by itself
     wait_for(lambda: free(tmp_path / "locks", "GPU-1"))
     assert living(workers) == []
 
 
 def test_signals_reach_every_group_of_a_workers_session(guard):
     script = "set -m; sleep 600 & sleep 600 & echo ready; wait"  # job control: each in a group of its own
-    worker = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
-    worker.stdout.readline()
+    worker, _ = shell(script)
     guard.watch([worker.pid])
     assert len(guard.alive()) == 3
     guard.kill(signal.SIGTERM)
     wait_for(lambda: not guard.alive())
     worker.wait()
-    worker.stdout.close()
 
 
 def test_what_a_dead_worker_left_behind_is_found_when_it_is_watched_too_late(guard):
-    worker = subprocess.Popen(
-        ["bash", "-c", "sleep 600 & echo $!"], stdout=subprocess.PIPE, start_new_session=True, text=True
-    )
-    child = int(worker.stdout.readline())
+    worker, child = shell("sleep 600 & echo $!")
     worker.wait()
-    worker.stdout.close()
     guard.watch([worker.pid])
-    assert guard.alive() == (child,)
+    assert guard.alive() == (int(child),)
 
 
 def test_a_worker_that_is_gone_altogether_is_not_watched(guard):
@@ -357,7 +368,7 @@ def test_a_worker_that_is_gone_altogether_is_not_watched(guard):
 def test_a_process_id_used_again_is_not_taken_for_a_worker():
     other = sleeper()
     try:
-        start = reaper.read_process(other.pid).start
+        start = process(other.pid).start
         for kind in ("session", "group", "tree"):
             workers = reaper.Watchlist()
             workers.add(reaper.Watched(other.pid, kind, start + 1))
@@ -374,11 +385,11 @@ def test_a_process_id_used_again_is_not_taken_for_a_worker():
 def test_a_process_with_an_odd_name_is_read_right(tmp_path):
     program = tmp_path / "a) R 1 (b"
     program.symlink_to("/bin/sleep")
-    process = subprocess.Popen([program, "600"], start_new_session=True)
+    odd = subprocess.Popen([program, "600"], start_new_session=True)
     try:
-        wait_for(lambda: Path(f"/proc/{process.pid}/comm").read_text().startswith("a) R"))
-        found = reaper.read_process(process.pid)
-        assert (found.parent, found.session, found.alive) == (os.getpid(), process.pid, True)
+        wait_for(lambda: Path(f"/proc/{odd.pid}/comm").read_text().startswith("a) R"))
+        found = process(odd.pid)
+        assert (found.parent, found.session, found.alive) == (os.getpid(), odd.pid, True)
     finally:
-        process.kill()
-        process.wait()
+        odd.kill()
+        odd.wait()

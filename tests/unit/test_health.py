@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
 from heet_elastic.agents import locks
 from heet_elastic.agents.facts import GpuFacts, Usage
-from heet_elastic.agents.health import CRITICAL_XIDS, History, foreign_process, judge
+from heet_elastic.agents.health import CRITICAL_XIDS, History, HostMonitor, foreign_process, judge
 from heet_elastic.agents.hosts import HostSettings, monitor_host, probe_host
 from tests.fake_nvml import boxes, build
 
@@ -79,7 +80,7 @@ def test_a_gpu_that_is_slowed_down_for_three_looks_is_spared_for_five_minutes(bi
     assert reasons[:2] == [None, None]
     assert reasons[2] == "the hardware slows it down because of heat or power, at 93 C now"
     cool = gpu(throttle=0, temperature_c=50)
-    assert judge(100.0, cool, None, history)[0].endswith("at 50 C now")
+    assert (judge(100.0, cool, None, history)[0] or "").endswith("at 50 C now")
     assert judge(303.0, cool, None, history)[0] is None
 
 
@@ -94,17 +95,17 @@ def test_who_is_foreign():
     on_it = gpu(processes=((me, 100),))
     assert foreign_process(gpu(processes=()), False, False, tuple) is None
     assert foreign_process(gpu(processes=None), False, False, tuple) is None
-    assert foreign_process(on_it, held=False, locked=False, own=tuple).startswith(f"pid {me} (")
+    assert str(foreign_process(on_it, held=False, locked=False, own=tuple)).startswith(f"pid {me} (")
     assert foreign_process(on_it, held=False, locked=True, own=tuple) is None  # another agent's worker
     assert foreign_process(on_it, held=True, locked=False, own=lambda: (me,)) is None
-    assert foreign_process(on_it, held=True, locked=False, own=lambda: (me + 1,)).startswith(f"pid {me} (")
+    assert str(foreign_process(on_it, held=True, locked=False, own=lambda: (me + 1,))).startswith(f"pid {me} (")
 
 
 def test_processes_that_cannot_be_seen_are_foreign_on_a_free_gpu_alone():
     gone = subprocess.Popen(["true"])
     gone.wait()
     hidden = gpu(processes=((gone.pid, None),))  # as in a container: NVML counts as the host does
-    assert "cannot be seen from here" in foreign_process(hidden, held=False, locked=False, own=tuple)
+    assert "cannot be seen from here" in str(foreign_process(hidden, held=False, locked=False, own=tuple))
     assert foreign_process(hidden, held=True, locked=False, own=tuple) is None
 
 
@@ -134,8 +135,9 @@ def wait_for(condition):
     return found
 
 
-def reason(monitor, index: int = 0, **arguments) -> str | None:
-    return monitor.current(**arguments).gpus[index].unusable
+def reason(monitor: HostMonitor, index: int = 0, **arguments: Any) -> str:
+    """Why a GPU must not be granted; "" = it may."""
+    return monitor.current(**arguments).gpus[index].unusable or ""
 
 
 def test_a_healthy_host_keeps_its_record(monitor):
@@ -150,11 +152,11 @@ def test_c47_a_gpu_lost_while_running_is_unusable_and_the_other_is_not(monitor, 
     box.set("gpu", 0, lost=1)
     box.write(tmp_path / "box")
     assert "lost" in wait_for(lambda: reason(monitor))
-    assert reason(monitor, 1) is None
+    assert reason(monitor, 1) == ""
     assert monitor.current().gpus[0].uuid == box.uuid(0)
     box.unset("gpu", 0, 0, "lost")
     box.write(tmp_path / "box")
-    wait_for(lambda: reason(monitor) is None)
+    wait_for(lambda: reason(monitor) == "")
 
 
 def test_a_critical_xid_is_seen_where_nvml_reports_events(monitor, box, tmp_path):
@@ -163,7 +165,7 @@ def test_a_critical_xid_is_seen_where_nvml_reports_events(monitor, box, tmp_path
     box.set("event", 1, gpu=1, xid=79)
     box.write(tmp_path / "box")
     assert "Xid 79 (fallen off the bus)" in wait_for(lambda: reason(monitor, 1))
-    assert reason(monitor, 0) is None
+    assert reason(monitor, 0) == ""
 
 
 def test_a_foreign_process_comes_and_goes(monitor, box, tmp_path):
@@ -173,11 +175,11 @@ def test_a_foreign_process_comes_and_goes(monitor, box, tmp_path):
     assert wait_for(lambda: reason(monitor)).startswith("in use by pid")
     locks.prepare(tmp_path / "locks")
     held = locks.take(tmp_path / "locks", box.uuid(0), "job x")
-    wait_for(lambda: reason(monitor) is None)  # the worker of another agent
+    assert isinstance(held, locks.Held)
+    wait_for(lambda: reason(monitor) == "")  # the worker of another agent
     locks.free(held)
     wait_for(lambda: reason(monitor))
-    mine = {"held": {box.uuid(0)}, "own": lambda: [os.getpid()]}
-    wait_for(lambda: reason(monitor, **mine) is None)
+    wait_for(lambda: reason(monitor, held={box.uuid(0)}, own=lambda: [os.getpid()]) == "")
 
 
 def test_a_driver_that_stops_answering_excludes_all_and_is_asked_again(tmp_path, box):
@@ -193,7 +195,7 @@ def test_a_driver_that_stops_answering_excludes_all_and_is_asked_again(tmp_path,
         assert "has not answered" in reason(monitor, 1)
         box.unset("call", 0, 0, "nvmlDeviceGetUUID")
         box.write(tmp_path / "box")
-        wait_for(lambda: reason(monitor) is None)
+        wait_for(lambda: reason(monitor) == "")
     finally:
         monitor.close()
 
@@ -207,7 +209,7 @@ def test_a_crash_of_the_watching_child_is_survived(monitor, box, tmp_path):
     box.unset("call", 0, 0, "nvmlDeviceGetUUID")
     box.write(tmp_path / "box")
     wait_for(lambda: monitor.looks > seen)
-    wait_for(lambda: reason(monitor) is None)
+    wait_for(lambda: reason(monitor) == "")
 
 
 def test_a_monitor_ends_with_its_child(monitor):

@@ -164,10 +164,11 @@ def test_c06_a_gpu_with_a_foreign_process_is_unusable_unless_its_lock_is_held(se
     box.set("process", 0, 0, pid=os.getpid(), memory_mib=100)
     become(box)
     first, second = probe_host(settings, "a").gpus
-    assert first.unusable.startswith(f"in use by pid {os.getpid()} (")
+    assert str(first.unusable).startswith(f"in use by pid {os.getpid()} (")
     assert second.unusable is None
     locks.prepare(settings.lock_dir)
     held = locks.take(settings.lock_dir, box.uuid(0), "job x")
+    assert isinstance(held, locks.Held)
     assert [g.unusable for g in probe_host(settings, "b").gpus] == [None, None]
     locks.free(held)
 
@@ -188,7 +189,7 @@ def test_a_card_in_mig_mode_without_instances_is_unusable_with_what_to_do(settin
     box = boxes.a10_pair()
     box.set("gpu", 0, mig=1, most_instances=7)
     become(box)
-    assert "nvidia-smi mig" in probe_host(settings, "a").gpus[0].unusable
+    assert "nvidia-smi mig" in str(probe_host(settings, "a").gpus[0].unusable)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,12 @@ NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to change users: run as root")
 
 
+def refused(folder, device="GPU-1", owner="job y") -> Busy:
+    busy = locks.take(folder, device, owner)
+    assert isinstance(busy, Busy)
+    return busy
+
+
 @contextlib.contextmanager
 def another_user():
     os.setegid(NOBODY)
@@ -89,7 +95,7 @@ def test_the_folder_is_chosen_by_one_rule_for_all_users(tmp_path):
 
 def test_a_lock_is_taken_once_and_again_when_it_is_free(folder):
     held = taken(folder)
-    assert isinstance(locks.take(folder, "GPU-1", "job y"), Busy)
+    refused(folder)
     assert locks.is_taken(folder, "GPU-1")
     locks.free(held)
     assert not locks.is_taken(folder, "GPU-1")
@@ -114,7 +120,7 @@ def test_another_users_lock_file_can_be_locked_and_signed(folder):
     locks.free(taken(folder))
     with another_user():
         held = taken(folder, owner="job of nobody")
-    busy = locks.take(folder, "GPU-1", "job y")
+    busy = refused(folder)
     assert "job of nobody" in busy.holder
     locks.free(held)
 
@@ -123,7 +129,7 @@ def test_another_users_lock_file_can_be_locked_and_signed(folder):
 def test_another_users_unreadable_lock_file_is_busy(folder):
     locks.lock_path(folder, "GPU-1").touch(mode=0o600)
     with another_user():
-        busy = locks.take(folder, "GPU-1", "job x")
+        busy = refused(folder)
         assert locks.is_taken(folder, "GPU-1")
     assert busy.holder.startswith(f"unreadable lock file {folder}/GPU-1: ")
 
@@ -146,7 +152,7 @@ def test_an_odd_lock_file_is_busy_and_left_alone(folder, tmp_path, kind):
         os.mkfifo(path)
     else:
         path.mkdir()
-    busy = locks.take(folder, "GPU-1", "job x")
+    busy = refused(folder)
     assert busy.holder.startswith(f"unusable lock file {path}: ")
     assert target.read_text() == "text"
 

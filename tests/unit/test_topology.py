@@ -84,8 +84,8 @@ def test_a_cube_mesh_is_one_nvlink_group_though_not_all_are_neighbours():
 def test_one_link_down_keeps_the_type_of_a_mesh_and_is_reported():
     snapshot = dgx_1v()
     first = snapshot.gpus[0]
-    down = replace(first.links[0], up=False, remote_type=None, remote_pci=None)
-    links = find_links(replace(snapshot, gpus=(replace(first, links=(down, *first.links[1:])), *snapshot.gpus[1:])))
+    down = (NvLink(0, up=False), *(first.links or ())[1:])
+    links = find_links(replace(snapshot, gpus=(replace(first, links=down), *snapshot.gpus[1:])))
     assert set(links.labels.values()) == {"nvlink"}
     assert links.problems == ("GPU 0: NVLink 0 is down",)
 

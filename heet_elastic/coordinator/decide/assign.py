@@ -48,12 +48,16 @@ def assign(
     lacking: list[tuple[Group, int]] = []
     reserved: set[Device] = set()
     counts = _workers_per_agent(state, target, hosts, avoid, inventory)
+    # On a host that lives, locks tell whether a vanished agent's workers are gone: the job may take up its devices.
+    own = {(m.host, d) for m in state.gone for d in m.gpus}
     for spot in target:
         group = inventory.groups[inventory.index[spot.host, spot.host_type]]
         mine = counts.get((spot.host, spot.host_type), {})
         if not mine:
             wanted.append(spot.host)
-        free = [d for d in inventory.free(group) if (spot.host, d) not in taken and (spot.host, d) not in reserved]
+        free = [
+            d for d in inventory.free(group, own) if (spot.host, d) not in taken and (spot.host, d) not in reserved
+        ]
         if not mine:
             reserved.update((spot.host, d) for d in free[: spot.workers])
             if len(free) < spot.workers:

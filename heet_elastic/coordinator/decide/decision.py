@@ -186,7 +186,7 @@ def _wake(
             moments.append(timer.since + settings.start_timeout_s)
         elif kind == "idle":
             moments.append(timer.since + settings.retention_s)
-        elif kind == "freed":
+        elif kind == "freed" and look.inventory.layout.locked:
             moments.append(timer.since + settings.lock_report_s + 1.0)
         elif kind == "gone":
             moments.append(timer.since + settings.lock_report_s)

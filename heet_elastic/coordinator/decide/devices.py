@@ -12,7 +12,7 @@ and that agent's locks are the local truth.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from heet_elastic.coordinator.api import Timer
@@ -89,10 +89,14 @@ class Inventory:
     releasing: Mapping[Device, str]
     blocked: Mapping[Device, str]
 
-    def free(self, group: Group) -> list[str]:
-        """Devices of the group that may be granted now."""
+    def free(self, group: Group, own: Container[Device] = ()) -> list[str]:
+        """Devices of the group that may be granted now; those in `own` even if their job's newest round has them."""
         host = group.host
-        return [d for d in group.devices if (host, d) not in self.holder and (host, d) not in self.releasing]
+        return [
+            d
+            for d in group.devices
+            if (host, d) not in self.releasing and ((host, d) not in self.holder or (host, d) in own)
+        ]
 
 
 def holders(states: Iterable[JobState]) -> tuple[dict[Device, str], dict[Device, str], dict[str, str]]:

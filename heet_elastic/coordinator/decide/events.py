@@ -56,12 +56,19 @@ def _joined(change: Change, timers: Timers) -> None:
 def _losses(change: Change, before: JobState, account: Account, timers: Timers) -> Account:
     """Strikes against hosts whose agent vanished, or left, soon after it had joined.
 
-    An agent killed is missed only when its lease ends, up to `ttl_s` later. One that leaves in order is forgiven once.
+    Every join and every loss restarts the others, so this protects them: where nobody else is there, it costs nobody
+    anything. An agent killed is missed only when its lease ends, up to `ttl_s` later. One that leaves in order is
+    forgiven once.
     """
     settings, after = change.settings, change.after
+    if not after.here:
+        return account
     left = {m.agent for m in after.gone} - {m.agent for m in before.gone}
-    for member in before.members:
-        joined = timers.get(("joined", after.job, member.agent))
+    offered = {o.agent for o in before.offers}
+    known = {m.agent for m in before.members}
+    members = before.members + tuple(m for m in after.members if m.agent not in known and m.agent in offered)
+    for member in members:
+        joined = timers.get(("joined", after.job, member.agent), None if member.agent in known else Timer(change.now))
         if joined is None:
             continue
         life = change.now - joined.since

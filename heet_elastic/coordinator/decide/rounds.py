@@ -95,7 +95,7 @@ def make_plans(
         target = targets.get(state.job, ())
         if state.job in left_alone or state.fixed or settled(state, target, ground.inventory):
             continue
-        if not target and not _held_devices_wanted(state, ground.hosts):
+        if not target and (state.job in ground.loud or not _held_devices_wanted(state, ground.hosts)):
             continue
         moving.append((state, target))
     moving.sort(key=lambda st: _turn(st[0], st[1], prices, ground.inventory))

@@ -43,6 +43,9 @@ def reason_of(state: JobState, facts: Facts) -> str:
     if state.result is not None:
         return f"{state.result.outcome}: {state.result.reason}" if state.result.reason else state.result.outcome
     plan = facts.plans.get(state.job)
+    loud = facts.look.loud.get(state.job)
+    if loud and (plan is None or not plan.target):
+        return waits_for_quiet(state.job, loud)
     if state.members:
         return _running(state, plan)
     if plan is not None and plan.allocation is not None:
@@ -53,9 +56,6 @@ def reason_of(state: JobState, facts: Facts) -> str:
         return "its description is missing or cannot be read: start it again"
     if state.restoring:
         return "its agents are in a round that the store does not know: they write it again"
-    loud = facts.look.loud.get(state.job)
-    if loud and (plan is None or not plan.target):
-        return waits_for_quiet(state.job, loud)
     if plan is not None and plan.target:
         return f"gets {_spots(plan.target)}, {plan.waits}" if plan.waits else f"gets {_spots(plan.target)}"
     return _queued(state, facts)
