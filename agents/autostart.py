@@ -21,10 +21,13 @@ def is_worker() -> bool:
 
 
 def start() -> None:
-    """Install the sampler if this process is a worker of a heet job. Never raises."""
+    """Install the sampler (and the writer of error files) in a worker of a heet job. Never raises."""
     if not is_worker():
         return
     try:
+        from heet_elastic.agents import last_words
+
+        last_words.install()
         from heet_elastic.agents.sampler import install
 
         install(os.environ)
