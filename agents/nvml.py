@@ -175,7 +175,9 @@ def _open() -> _Asker | Snapshot:
     _, why = asker.ask_why("nvmlInit")
     if why:
         if why == "LibRmVersionMismatch":
-            return Snapshot(failure="the NVIDIA driver and its library have different versions: reboot after the update")
+            return Snapshot(
+                failure="the NVIDIA driver and its library have different versions: reboot after the update"
+            )
         absent = why in ("LibraryNotFound", "DriverNotLoaded")
         return Snapshot(failure=f"NVML does not start: {asker.last.partition(': ')[2]}", absent=absent)
     return asker
@@ -217,7 +219,7 @@ def _gpu(asker: _Asker, index: int, handle: Any) -> GpuFacts:
         name=asker.ask("nvmlDeviceGetName", handle),
         pci=_bus_id(asker.ask("nvmlDeviceGetPciInfo", handle)),
         minor=asker.ask("nvmlDeviceGetMinorNumber", handle),
-        memory_mib=_mib(getattr(memory, "total", None)),
+        memory_mib=_mib(getattr(memory, "total", None)) or None,
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         numa_node=_numa_node(asker, handle),
         pcie_generation=asker.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
@@ -280,7 +282,7 @@ def _instances(asker: _Asker, handle: Any) -> tuple[MigInstance, ...]:
             MigInstance(
                 uuid=uuid,
                 name=asker.ask("nvmlDeviceGetName", instance),
-                memory_mib=_mib(getattr(memory, "total", None)),
+                memory_mib=_mib(getattr(memory, "total", None)) or None,
                 gpu_instance=asker.ask("nvmlDeviceGetGpuInstanceId", instance),
                 compute_instance=asker.ask("nvmlDeviceGetComputeInstanceId", instance),
             )
@@ -378,4 +380,5 @@ def _bus_id(pci: Any) -> str | None:
 
 
 def _mib(size: int | None) -> int | None:
-    return None if not size or size >= 1 << 60 else size >> 20
+    """MiB of a size in bytes; None for NVML's "not available" (all bits set)."""
+    return None if size is None or size >= 1 << 60 else int(size) >> 20

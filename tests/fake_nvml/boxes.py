@@ -15,7 +15,7 @@ class Box:
 
     answers: dict[tuple[str, int, int, str], object] = field(default_factory=dict)
 
-    def set(self, kind: str, a: int, b: int = 0, **values: object) -> None:
+    def set(self, kind: str, a: int, b: int = 0, /, **values: object) -> None:
         for key, value in values.items():
             self.answers[kind, a, b, key] = value
 
@@ -34,7 +34,7 @@ class Box:
     def uuid(self, gpu: int) -> str:
         return str(self.answers["gpu", gpu, 0, "uuid"])
 
-    def link(self, gpu: int, link: int, **values: object) -> None:
+    def link(self, gpu: int, link: int, /, **values: object) -> None:
         self.set("link", gpu, link, **({"up": 1} | values))
 
     def wire(self, one: int, other: int, count: int, version: int) -> None:
