@@ -10,6 +10,7 @@ starts with an empty `Memory`: everything that matters is derived from the store
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -227,5 +228,5 @@ class Decision:
     actions: tuple[Action, ...]
     reason: str
     reasons: Mapping[str, str] = field(default_factory=dict)
-    wake_in_s: float | None = None  # something becomes due by then (a cool-down, an exclusion, a fence)
+    wake_in_s: float = math.inf  # something becomes due by then (a cool-down, an exclusion, a fence)
     memory: Memory = Memory()

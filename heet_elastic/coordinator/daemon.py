@@ -235,7 +235,7 @@ class Coordinator:
         self._memory = decision.memory
         self._say("reason", decision.reason)
         self._catch_up(self._apply(decision, snapshot))
-        return _LONGEST_SLEEP_S if decision.wake_in_s is None else decision.wake_in_s
+        return decision.wake_in_s
 
     def _fitted_to(self, profiles: object, now: float) -> Predictor:
         """The predictor, fitted anew when profiles came, at most once an interval."""

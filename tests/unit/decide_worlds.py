@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -46,23 +47,23 @@ from heet_elastic.scheduler.policies import POLICIES
 SETTINGS = CoordinatorSettings(settle_s=0.0, settle_most_s=0.0, cooldown_s=0.0)
 
 
-def host(name: str, kind: str = "T4", gpus: int = 4, agents: Iterable[str] = (), **more: object) -> Host:
+def host(name: str, kind: str = "T4", gpus: int = 4, agents: Iterable[str] = (), **more: Any) -> Host:
     """A live host; `agents`: names of processes besides the jobs' agents."""
     devices = tuple(Gpu(uuid=f"{name}-g{i}", host_type=kind, model=kind) for i in range(gpus))
-    return replace(Host(name, devices, "10.0.0.1", f"boot-{name}", tuple(agents)), **more)  # type: ignore[arg-type]
+    return replace(Host(name, devices, "10.0.0.1", f"boot-{name}", tuple(agents)), **more)
 
 
 def agent(
-    name: str, on: str, state: AgentState = AgentState.WAITING, round_: int = 0, most: int = 8, **more: object
+    name: str, on: str, state: AgentState = AgentState.WAITING, round_: int = 0, most: int = 8, **more: Any
 ) -> AgentRecord:
     """An agent's record; `clean` is its round unless given."""
     more.setdefault("clean", round_)
-    return AgentRecord(name, on, "10.0.0.1", state, round=round_, most_workers=most, **more)  # type: ignore[arg-type]
+    return AgentRecord(name, on, "10.0.0.1", state, round=round_, most_workers=most, **more)
 
 
-def spec(job: str, hosts: tuple[int, int] = (1, 4), **more: object) -> JobSpec:
+def spec(job: str, hosts: tuple[int, int] = (1, 4), **more: Any) -> JobSpec:
     """A job of `hosts` = (MIN, MAX)."""
-    return JobSpec(job, job, "run1", min_hosts=hosts[0], max_hosts=hosts[1], **more)  # type: ignore[arg-type]
+    return JobSpec(job, job, "run1", min_hosts=hosts[0], max_hosts=hosts[1], **more)
 
 
 def view(
@@ -70,7 +71,7 @@ def view(
     agents: Iterable[AgentRecord] = (),
     allocation: Allocation | None = None,
     control: Control | None = None,
-    **more: object,
+    **more: Any,
 ) -> JobView:
     """A job's view; revisions are made up."""
     return JobView(
@@ -79,16 +80,16 @@ def view(
         allocation=None if allocation is None else Versioned(allocation, 2, 10 + allocation.round),
         agents={a.agent: Versioned(a, 3, 20) for a in agents},
         control=None if control is None else Versioned(control, 4, 4),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
-def snapshot(hosts: Iterable[Host], views: Iterable[JobView], **more: object) -> Snapshot:
+def snapshot(hosts: Iterable[Host], views: Iterable[JobView], **more: Any) -> Snapshot:
     """A snapshot at revision 100."""
-    return Snapshot(100, {h.name: h for h in hosts}, {v.job: v for v in views}, **more)  # type: ignore[arg-type]
+    return Snapshot(100, {h.name: h for h in hosts}, {v.job: v for v in views}, **more)
 
 
-def row(axes: Axes, speed: Mapping[str, float], exponent: float = 0.9, **more: object) -> Row:
+def row(axes: Axes, speed: Mapping[str, float], exponent: float = 0.9, **more: Any) -> Row:
     """A row with speed[h] x w^exponent on every host type (0 where not named)."""
     counts = np.arange(1, axes.workers + 1, dtype=np.float64) ** exponent
     table = np.stack([speed.get(h, 0.0) * counts for h in axes.host_types])
@@ -97,7 +98,7 @@ def row(axes: Axes, speed: Mapping[str, float], exponent: float = 0.9, **more: o
         np.repeat(table[..., None], 2, axis=2),
         np.full(shape, 0.1),
         np.zeros((*shape, 2), dtype=np.int8),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -152,16 +153,16 @@ class Lab:
         self.now = 0.0
         self.revision = 1
         self.memory = Memory()
-        self.views: dict[str, JobView] = {}
+        self.views: dict[str, Any] = {}
         self.using: dict[str, frozenset[tuple[str, str]]] = {}
         self.decision = Decision((), "")
         self.overlaps: list[str] = []
 
-    def _put(self, job: str, **changes: object) -> None:
+    def _put(self, job: str, **changes: Any) -> None:
         old = self.views.get(job, JobView(job))
-        self.views = {**self.views, job: replace(old, **changes)}  # type: ignore[arg-type]
+        self.views = {**self.views, job: replace(old, **changes)}
 
-    def _versioned(self, record: object, old: Versioned | None = None) -> Versioned:  # type: ignore[type-arg]
+    def _versioned(self, record: Any, old: Versioned[Any] | None = None) -> Versioned[Any]:
         self.revision += 1
         return Versioned(record, old.create_revision if old else self.revision, self.revision)
 
@@ -179,8 +180,8 @@ class Lab:
         agents.pop(name)
         self._put(job, agents=agents)
 
-    def control(self, job: str, **what: object) -> None:
-        self._put(job, control=self._versioned(Control(**what)))  # type: ignore[arg-type]
+    def control(self, job: str, **what: Any) -> None:
+        self._put(job, control=self._versioned(Control(**what)))
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.revision, dict(self.hosts), self.views)
@@ -224,19 +225,21 @@ class Lab:
         if newest is None:
             return
         member = newest.member(name) if view.result is None else None
-        if record.state is AgentState.RUNNING and (member is None or record.round < newest.round):
+        behind = record.round < newest.round
+        state = record.state
+        if state is AgentState.RUNNING and (member is None or behind):
             self.put_agent(job, replace(record, state=AgentState.STOPPING, round=newest.round))
-        elif record.state is AgentState.STOPPING or (record.state is AgentState.WAITING and member is not None):
-            self.using.pop(name, None)
-            state = AgentState.STARTING if member is not None else AgentState.WAITING
-            self.put_agent(job, replace(record, state=state, round=newest.round, clean=newest.round))
-        elif record.state is AgentState.STARTING and record.round < newest.round:
-            self.using.pop(name, None)
-            state = AgentState.STARTING if member is not None else AgentState.WAITING
-            self.put_agent(job, replace(record, state=state, round=newest.round, clean=newest.round))
-        elif record.state is AgentState.STARTING and member is not None:
+        elif state is AgentState.STARTING and not behind and member is not None:
             self._use(name, frozenset((member.host, d) for d in member.gpus))
             self.put_agent(job, replace(record, state=AgentState.RUNNING))
+        elif (
+            state is AgentState.STOPPING
+            or (state is AgentState.STARTING and behind)
+            or (state is AgentState.WAITING and member is not None)
+        ):
+            self.using.pop(name, None)
+            state = AgentState.STARTING if member is not None else AgentState.WAITING
+            self.put_agent(job, replace(record, state=state, round=newest.round, clean=newest.round))
 
     def _use(self, name: str, devices: frozenset[tuple[str, str]]) -> None:
         for other, held in self.using.items():
@@ -260,7 +263,7 @@ class Lab:
                 return
         raise AssertionError(f"no calm after {rounds} decisions: {self.decision.reasons}")
 
-    def round(self, job: str) -> Allocation | None:
+    def round(self, job: str) -> Any:
         stored = self.views[job].allocation
         return None if stored is None else stored.record
 
@@ -271,7 +274,7 @@ class Lab:
 
 
 def planned(
-    round_: int, members: Iterable[tuple[str, str, tuple[str, ...]]], cause: Cause = Cause.PLAN, **more: object
+    round_: int, members: Iterable[tuple[str, str, tuple[str, ...]]], cause: Cause = Cause.PLAN, **more: Any
 ) -> Allocation:
     """A round; `members` as (agent, host, devices)."""
     more.setdefault("leader", "leader-0" if cause is Cause.PLAN else "")
@@ -281,5 +284,5 @@ def planned(
         tuple(Member(*m) for m in members),
         "as before",
         incarnation="run1",
-        **more,  # type: ignore[arg-type]
+        **more,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from heet_elastic.model import Account, AgentState, Cause, Exclusion, Failure, V
 from tests.unit.decide_worlds import SETTINGS, Lab, agent, host, planned, spec
 
 
-def lost_job(**settings: float) -> Lab:
+def lost_job(**settings: Any) -> Lab:
     """A job that ran on h1 alone; h1 vanished, an agent of the job waits on h2."""
     lab = Lab([host("h1", gpus=1), host("h2", gpus=1)], {"a": ("T4", 1)})
     lab.settings = replace(SETTINGS, **settings)

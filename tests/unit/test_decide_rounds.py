@@ -215,9 +215,7 @@ def test_a_job_leaves_a_device_that_became_unusable():
     base = host("h1", gpus=2)
     gpus = (replace(base.gpus[0], unusable="uncorrectable errors"), base.gpus[1])
     running = planned(3, [("a1", "h1", ("h1-g0",))])
-    shot = snapshot(
-        [replace(base, gpus=gpus)], [view(spec("a"), [agent("a1", "h1", AgentState.RUNNING, 3)], running)]
-    )
+    shot = snapshot([replace(base, gpus=gpus)], [view(spec("a"), [agent("a1", "h1", AgentState.RUNNING, 3)], running)])
     assert allocations(ask(shot, {"a": ("T4", 1)}))["a"].members == (Member("a1", "h1", ("h1-g1",)),)
 
 

@@ -55,9 +55,7 @@ def assign(
         mine = counts.get((spot.host, spot.host_type), {})
         if not mine:
             wanted.append(spot.host)
-        free = [
-            d for d in inventory.free(group, own) if (spot.host, d) not in taken and (spot.host, d) not in reserved
-        ]
+        free = [d for d in inventory.free(group, own) if (spot.host, d) not in taken and (spot.host, d) not in reserved]
         if not mine:
             reserved.update((spot.host, d) for d in free[: spot.workers])
             if len(free) < spot.workers:

@@ -136,20 +136,38 @@ def due(
 
 def _difference(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> str:
     """What changed between two situations, as words."""
-    parts = []
-    for keys, verb in (
-        ([k for k in after if k not in before], "came"),
-        ([k for k in before if k not in after], "went"),
-        ([k for k in after if k in before and after[k] != before[k]], "changed"),
-    ):
-        jobs = [k for k in keys if "\n" not in k]
-        hosts = sorted({k.split("\n")[0] for k in keys if "\n" in k})
-        if jobs:
-            parts.append(f"{names(jobs)} {verb}")
-        if hosts:
-            more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
-            parts.append(f"{'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts[:3])}{more} {verb}")
-    return "; ".join(parts)
+    parts: dict[str, list[str]] = {}
+    hosts: dict[str, set[str]] = {}
+    for key in [*after, *(k for k in before if k not in after)]:
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if "\n" in key:
+            verb = "came" if old is None else "went" if new is None else "changed"
+            hosts.setdefault(verb, set()).add(key.split("\n")[0])
+        else:
+            parts.setdefault(_what(old, new), []).append(key)
+    words = [sentence.format(jobs=names(jobs)) for sentence, jobs in parts.items()]
+    for verb, which in hosts.items():
+        more = f" and {len(which) - 3} more" if len(which) > 3 else ""
+        words.append(f"{'host' if len(which) == 1 else 'hosts'} {', '.join(sorted(which)[:3])}{more} {verb}")
+    return "; ".join(words)
+
+
+def _what(old: object, new: object) -> str:
+    """What happened to a job, given its entries in two situations; `{jobs}` stands for its name."""
+    if not isinstance(old, tuple) or not isinstance(new, tuple):
+        return "{jobs} came" if old is None else "{jobs} went"
+    (_, _, offers_before, control_before, *_), (_, _, offers, control, *_) = old[0], new[0]
+    if control != control_before:
+        return "a person changed {jobs}"
+    if offers != offers_before:
+        return "agents of {jobs} came or went"
+    if old[1] != new[1]:
+        return "the agents of {jobs} are there"
+    if old[2] != new[2]:
+        return "the hosts that {jobs} may use changed"
+    return "measurements of {jobs} say something new" if old[4] != new[4] else "{jobs} changed"
 
 
 def _demands(look: Look, world: World, left_alone: frozenset[str]) -> list[Demand]:
