@@ -74,7 +74,7 @@ def create_handler(parameters: RendezvousParameters) -> HeetRendezvousHandler:
         return HeetRendezvousHandler(settings)
 
 
-class HeetRendezvousHandler(RendezvousHandler):
+class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
     """One torchrun's part in its job. Also answers the agent that `torch_agent` has bound to it."""
 
     is_heet = True
@@ -202,6 +202,10 @@ class HeetRendezvousHandler(RendezvousHandler):
                 self._finish(target.result.outcome, target.reason)
             return "ask" if workers is WorkerState.SUCCEEDED else "healthy"
 
+    def ended(self, exit_codes: Mapping[int, int]) -> None:
+        """Workers (local rank -> exit code) that torch has reaped."""
+        self._live().member.tell_ended(exit_codes)
+
     def await_end(self) -> None:
         """Own workers are done: stay until the job has its result, so that our round's store lives on for others."""
         with _plain_errors(self._leave_quietly):
@@ -237,10 +241,13 @@ class HeetRendezvousHandler(RendezvousHandler):
         return self._process
 
     def _settle(self, process: Process) -> None:
-        """Old workers are gone and the devices that the newest round does not grant us are free."""
+        """Old workers and their store are gone, and the devices that the newest round does not grant us are free."""
         process.member.stop_watching()
         self._await_gone(process)
         self._restore_environment()
+        if self._round is not None and self._round.held is not None:
+            self._round.held.close()
+        self._round = None
         newest = process.member.memory.allocation
         place = newest.member(process.agent) if newest else None
         process.guard.release(keep=place.gpus if place else ())
@@ -272,7 +279,8 @@ class HeetRendezvousHandler(RendezvousHandler):
             if busy:
                 self._report_busy(process, allocation, busy)
                 continue
-            formed = form_round(allocation, process.agent, process.address_for(allocation), member, superseded)
+            address, share = process.address_for(allocation), self.use_agent_store
+            formed = form_round(allocation, process.agent, address, member, superseded, share)
             if formed is not None:
                 return formed
 

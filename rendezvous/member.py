@@ -94,6 +94,7 @@ class Member:
         self._error_files: Mapping[int, str] = {}
         self._base_rank = 0
         self._ended: dict[int, Ended] = {}
+        self._told: dict[int, Ended] = {}
         self._watching = False
         self._said = ""
         self._next_sample = 0.0
@@ -136,9 +137,16 @@ class Member:
     ) -> None:
         """Workers of a round were started: look at them from now on."""
         with self.changed:
-            self._pids, self._error_files, self._base_rank, self._ended = dict(pids), dict(error_files), base_rank, {}
+            self._pids, self._error_files, self._base_rank = dict(pids), dict(error_files), base_rank
+            self._ended, self._told = {}, {}
             self._watching = True
         self.update(workers=WorkerState.RUNNING, workers_round=round_, first_exit=False, failure=None)
+
+    def tell_ended(self, exit_codes: Mapping[int, int]) -> None:
+        """Workers (local rank -> exit code) that torch has reaped itself."""
+        with self.changed:
+            self._told = {rank: Ended(code) for rank, code in exit_codes.items()}
+        self._source.poke()
 
     def stop_watching(self) -> None:
         """Workers are about to be stopped: their ends mean nothing from now on."""
@@ -240,7 +248,7 @@ class Member:
         with self.changed:
             if not self._watching:
                 return
-            ended = peek(self._pids, self._ended)
+            ended = peek(self._pids, {**self._told, **self._ended})
             if ended == self._ended:
                 return
             self._ended = ended

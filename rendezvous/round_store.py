@@ -7,6 +7,7 @@ signal is seen in between; a round that is superseded while it forms is simply l
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,11 +23,16 @@ log = logging.getLogger(__name__)
 
 SLICE = timedelta(seconds=1)
 CALL_TIMEOUT = timedelta(seconds=5)
+MASTER_PORT = "master_port"
 
 
 @dataclass(frozen=True, slots=True)
 class FormedRound:
-    """A complete round: every member has acknowledged. `server` is the store's server at rank 0 (kept alive)."""
+    """A complete round: every member has acknowledged.
+
+    address, port: where workers meet. server: the store's server at rank 0, kept alive for the round. held: at rank 0,
+    the port of workers that make their own store, bound until one of them listens on it.
+    """
 
     allocation: Allocation
     rank: int
@@ -34,12 +40,21 @@ class FormedRound:
     port: int
     store: Store
     server: TCPStore | None
+    held: socket.socket | None = None
 
 
 def form_round(
-    allocation: Allocation, agent: str, address: str, member: Member, superseded: Callable[[], bool]
+    allocation: Allocation,
+    agent: str,
+    address: str,
+    member: Member,
+    superseded: Callable[[], bool],
+    share_store: bool = True,
 ) -> FormedRound | None:
-    """Form `allocation`'s round; None when it was superseded meanwhile."""
+    """Form `allocation`'s round; None when it was superseded meanwhile.
+
+    share_store: workers use this store; else rank 0 holds a port for the store that they make themselves.
+    """
     rank = [m.agent for m in allocation.members].index(agent)
     if rank == 0:
         server = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=CALL_TIMEOUT)
@@ -57,9 +72,22 @@ def form_round(
         return None
     client.set_timeout(CALL_TIMEOUT)
     store = PrefixStore(f"heet/round_{allocation.round}", client)
+    held = hold_port(where.address) if rank == 0 and not share_store else None
+    if held is not None:
+        store.set(MASTER_PORT, str(held.getsockname()[1]))
     if not _acknowledge(store, allocation, rank, member, superseded):
         return None
-    return FormedRound(allocation, rank, where.address, where.port, store, server)
+    port = where.port if share_store else int(store.get(MASTER_PORT))
+    return FormedRound(allocation, rank, where.address, port, store, server, held)
+
+
+def hold_port(address: str) -> socket.socket:
+    """A free port that nobody else gets, bound but not listening: a worker's server, which also sets SO_REUSEADDR, may
+    bind and listen on it."""
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held
 
 
 def _publish(where: RoundStore, member: Member, superseded: Callable[[], bool]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from heet_elastic.errors import UsageError
 from heet_elastic.model import JobSpec, WorkUnit, check_id
-from heet_elastic.store.keys import DEFAULT_PREFIX
+from heet_elastic.store.keys import DEFAULT_PREFIX, Keys
 
 FOREIGN_KEYS = frozenset(
     {
@@ -133,8 +133,15 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _prefix(name: str, text: str) -> str:
+    try:
+        return Keys(text).prefix
+    except ValueError as e:
+        raise UsageError(f"{name}: {e}") from None
+
+
 PARSERS: Mapping[str, Callable[[str, str], Any]] = {
-    "prefix": _text,
+    "prefix": _prefix,
     "name": _text,
     "min_workers": _whole,
     "max_workers": _whole,

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
 from heet_elastic.errors import UnsupportedTorchError
 from heet_elastic.model import Allocation
@@ -62,6 +63,9 @@ class Bound(Protocol):
 
     def monitor(self) -> str:
         """ "healthy", or "ask" when torch itself shall look (all succeeded, or the job has failed)."""
+
+    def ended(self, exit_codes: Mapping[int, int]) -> None:
+        """Workers (local rank -> exit code) that torch has reaped."""
 
     def await_end(self) -> None:
         """Own workers are done: return at the job's end."""
@@ -167,7 +171,10 @@ def _override(agent: Any, worker_group: Any, handler: Bound) -> None:
         handler.stopped()
 
     def monitor_workers(group: Any) -> Any:
-        return healthy if handler.monitor() == "healthy" else monitor(group)
+        if handler.monitor() == "ask":
+            return monitor(group)
+        # A worker that is a function ends only when torch has read what it returned.
+        return _look(monitor(group), handler, healthy) if _functions(agent) else healthy
 
     agent._assign_worker_ranks = assign
     agent._start_workers = start_workers
@@ -176,6 +183,21 @@ def _override(agent: Any, worker_group: Any, handler: Bound) -> None:
     agent._exit_barrier = handler.await_end
     agent._heet_bound = True
     handler.bind(AgentAdapter(agent, worker_group))
+
+
+def _functions(agent: Any) -> bool:
+    return isinstance(agent._pcontext, MultiprocessContext)
+
+
+def _look(result: Any, handler: Bound, healthy: Any) -> Any:
+    """Tell the handler what torch found of workers that are functions. A failure is the verdict's to judge."""
+    if result.state is agent_api.WorkerState.SUCCEEDED:
+        handler.ended(dict.fromkeys(range(len(result.return_values)), 0))
+        return result
+    if result.state is agent_api.WorkerState.FAILED:
+        handler.ended({f.local_rank: f.exitcode for f in result.failures.values()})
+        return healthy
+    return result
 
 
 def runs_under_torchrun() -> bool:

@@ -85,3 +85,14 @@ def test_c44_two_jobs_share_one_host_without_sharing_a_device(lab: Cluster, tmp_
     devices = {job: {d for e in lab.events(job, "START") for d in e.devices.split(",")} for job in ("one", "two")}
     assert len(devices["one"]) == len(devices["two"]) == 2
     assert not devices["one"] & devices["two"]
+
+
+def test_c26_workers_that_make_their_own_store_find_their_port_free_round_after_round(lab: Cluster, tmp_path: Path):
+    """With use_agent_store=false the port is held from its choice until the worker listens, so nobody can take it."""
+    flags = ["--steps=8", "--step-s=0.1", "--fail-step=3", f"--fail-once={tmp_path / 'once'}"]
+    conf = {"ttl_s": 2, "use_agent_store": "false"}
+    agents = [lab.torchrun(host=h, nnodes="2:2", max_restarts=1, args=flags, conf=conf) for h in "ab"]
+    assert [a.wait(SLOW * 2) for a in agents] == [0, 0], agents[0].tail()
+    assert {e.restarts for e in lab.events(kind="START")} == {0, 1}
+    masters = [e.master for e in lab.events(kind="START")]
+    assert len(set(masters)) == 2
