@@ -172,3 +172,7 @@ def as_markdown() -> str:
         text = setting.metadata["help"] + (f": {accepted}" if accepted else "")
         lines.append(f"| `{name}` | {default} | {text.replace('|', '/')} |")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")
