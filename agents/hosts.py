@@ -6,19 +6,17 @@ reason.
 
 from __future__ import annotations
 
-import os
-import platform
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import heet_elastic
-from heet_elastic.agents import locks, network, probe, visible
+from heet_elastic.agents import kernel, locks, network, probe, visible
 from heet_elastic.agents.facts import GpuFacts, Snapshot
 from heet_elastic.agents.health import IN_USE, HostMonitor, foreign_process
 from heet_elastic.agents.inventory import ENV_INVENTORY, cpu_slots, read_inventory
+from heet_elastic.agents.measured import ENV_MEASURED_LINKS, by_index, read_measured
 from heet_elastic.agents.names import cpu_type, host_type, short_model
 from heet_elastic.agents.topology import Links, find_links
 from heet_elastic.errors import UsageError
@@ -42,16 +40,16 @@ class HostSettings:
     lock_dir: Path
     visible: visible.Request = field(default_factory=visible.Request)
     inventory: Path | None = None
+    measured_links: Path | None = None
     address: str = ""
     slots: int = 1
     probe_timeout_s: float = 30.0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], nproc: int | None = None) -> HostSettings:
-        """Read HEET_HOST, HEET_ADDRESS, HEET_SLOTS, HEET_INVENTORY, HEET_LOCK_DIR, HEET_PROBE_TIMEOUT and the
-        variables about visible devices. `nproc`: the most workers that the caller may run here, None = no wish.
-
-        UsageError names a variable with a wrong value.
+        """Read HEET_HOST, HEET_ADDRESS, HEET_SLOTS, HEET_INVENTORY, HEET_MEASURED_LINKS, HEET_LOCK_DIR,
+        HEET_PROBE_TIMEOUT and the variables about visible devices. `nproc`: the most workers that the caller may run
+        here, None = no wish. UsageError names a variable with a wrong value.
         """
         host = environ.get(ENV_HOST) or socket.gethostname()
         try:
@@ -64,9 +62,10 @@ class HostSettings:
             host=host,
             lock_dir=locks.lock_dir(environ),
             visible=visible.Request.from_environment(environ),
-            inventory=Path(environ[ENV_INVENTORY]) if environ.get(ENV_INVENTORY) else None,
+            inventory=_path(environ, ENV_INVENTORY),
+            measured_links=_path(environ, ENV_MEASURED_LINKS),
             address=environ.get(ENV_ADDRESS, ""),
-            slots=int(slots) if slots is not None else max(nproc or 1, usable_cpus()),
+            slots=int(slots) if slots is not None else max(nproc or 1, kernel.usable_cpus()),
             probe_timeout_s=timeout if timeout is not None else 30.0,
         )
 
@@ -98,7 +97,7 @@ def examine_host(settings: HostSettings, agent: str, root: Path = Path("/")) -> 
         host=settings.host,
         agent=agent,
         address=address,
-        boot_id=boot_id(),
+        boot_id=kernel.boot_id(),
         gpus=(),
         network=network.network_class(address),
         version=heet_elastic.__version__,
@@ -116,7 +115,7 @@ def examine_host(settings: HostSettings, agent: str, root: Path = Path("/")) -> 
         return _cpu_host(settings, record, ("CUDA_VISIBLE_DEVICES hides all GPUs: offering CPU slots",))
     snapshot = probe.take_snapshot(settings.probe_timeout_s)
     if snapshot.failure is not None:
-        if snapshot.absent and not driver_present(root):
+        if snapshot.absent and not kernel.driver_present(root):
             return _cpu_host(settings, record, ())
         return _refused_host(record, snapshot, root)
     if not snapshot.gpus:
@@ -125,14 +124,14 @@ def examine_host(settings: HostSettings, agent: str, root: Path = Path("/")) -> 
 
 
 def _cpu_host(settings: HostSettings, record: HostRecord, problems: tuple[str, ...]) -> HostProbe:
-    slots = cpu_slots(settings.host, settings.slots, cpu_type(cpu_model()))
+    slots = cpu_slots(settings.host, settings.slots, cpu_type(kernel.cpu_model()))
     return HostProbe(replace(record, gpus=slots), "cpu", problems=problems)
 
 
 def _refused_host(record: HostRecord, snapshot: Snapshot, root: Path) -> HostProbe:
     """Devices that are here and cannot be asked: named by the kernel module where it says, else by one placeholder."""
     reason = snapshot.failure or "unknown"
-    found = _kernel_list(root) or ((f"GPU-unreadable-{record.host}", None),)
+    found = kernel.driver_list(root) or ((f"GPU-unreadable-{record.host}", None),)
     gpus = tuple(
         Gpu(uuid=uuid, host_type=host_type(model, None, "unknown"), model=short_model(model), unusable=reason)
         for uuid, model in found
@@ -141,7 +140,8 @@ def _refused_host(record: HostRecord, snapshot: Snapshot, root: Path) -> HostPro
 
 
 def _gpu_host(settings: HostSettings, record: HostRecord, snapshot: Snapshot) -> HostProbe:
-    links = find_links(snapshot)
+    measured = {} if settings.measured_links is None else read_measured(settings.measured_links)
+    links = find_links(snapshot, by_index(measured, snapshot))
     cards = tuple(_card(g) for g in snapshot.gpus if g.uuid is not None)
     request = settings.visible
     order = probe.cuda_order(_as_given(request), settings.probe_timeout_s) if request.asks_cuda(cards) else None
@@ -238,48 +238,8 @@ def check_workers(record: HostRecord, most_workers: int, virtual_local_rank: boo
         )
 
 
-def driver_present(root: Path) -> bool:
-    """Whether an NVIDIA kernel driver is loaded: then a library that is missing is a fault, not a host without GPUs."""
-    return any((root / path).exists() for path in ("proc/driver/nvidia/version", "dev/nvidiactl"))
-
-
-def _kernel_list(root: Path) -> tuple[tuple[str, str | None], ...]:
-    """(UUID, model) of the GPUs as the kernel module lists them; it answers also when NVML does not fit to it."""
-    found = []
-    for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
-        try:
-            text = file.read_text(errors="replace")
-        except OSError:
-            continue
-        uuid = re.search(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", text, re.MULTILINE)
-        model = re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE)
-        found.append((uuid[1] if uuid else f"GPU-unreadable-{file.parent.name}", model[1] if model else None))
-    return tuple(found)
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The CPU's model as the kernel names it, else the architecture."""
-    try:
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
-                return value.strip()
-    except OSError:
-        pass
-    return platform.machine() or "unknown"
-
-
-def boot_id() -> str:
-    """Random id of this boot of the kernel; "" where there is none (then nobody can prove a reboot)."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    return Path(environ[name]) if environ.get(name) else None
 
 
 def _number(environ: Mapping[str, str], name: str, low: float, high: float) -> float | None:

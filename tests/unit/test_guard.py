@@ -189,9 +189,14 @@ def test_a_killed_reaper_is_replaced_and_nothing_is_lost(agent, tmp_path):
     assert not free(tmp_path / "locks", "GPU-1")
     assert living(workers) == workers
     agent.start()
-    assert agent.reaper() != first
+    second = agent.reaper()
+    assert second != first
+    os.kill(second, signal.SIGSTOP)  # whoever holds the lock now, it is not the agent
     agent.kill()
-    wait_for(lambda: not living(workers) and free(tmp_path / "locks", "GPU-1"))
+    assert not free(tmp_path / "locks", "GPU-1")
+    os.kill(second, signal.SIGCONT)
+    wait_for(lambda: free(tmp_path / "locks", "GPU-1"))
+    assert living(workers) == []
 
 
 def test_a_reaper_that_dies_unnoticed_is_replaced_when_workers_start(agent, tmp_path):
@@ -208,7 +213,10 @@ def test_a_reaper_that_dies_unnoticed_is_replaced_when_workers_start(agent, tmp_
 def test_the_reaper_ignores_what_a_terminal_and_a_shutdown_send(agent):
     agent.start()
     pid = agent.reaper()
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        assert ignored & 1 << (signum - 1)
         os.kill(pid, signum)
     agent.start()
     assert agent.reaper() == pid

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from heet_elastic.agents import hosts, locks
+from heet_elastic.agents import kernel, locks
 from heet_elastic.agents.hosts import HostSettings, check_workers, examine_host, probe_host
 from heet_elastic.agents.visible import Request
 from heet_elastic.errors import UsageError
@@ -185,6 +185,37 @@ def test_c48_several_workers_on_mig_instances_are_refused_unless_each_sees_its_o
     check_workers(probe_host(settings, "a"), 2, virtual_local_rank=False)
 
 
+def test_measured_links_outrank_nvml(settings, become, tmp_path):
+    box = become(boxes.a40_bridged_pairs())
+    measured = tmp_path / "links.toml"
+    measured.write_text(
+        f'[[pairs]]\ndevices = ["{box.uuid(1)}", "{box.uuid(0)}"]\ngb_s = 9.5\n'
+        '[[pairs]]\ndevices = ["GPU-elsewhere", "GPU-other"]\ngb_s = 50\n'
+    )
+    found = examine_host(HostSettings("h", settings.lock_dir, measured_links=measured), "a")
+    assert [g.link for g in found.record.gpus] == ["pcie", "pcie", "nvlink", "nvlink"]
+    assert HostSettings.from_environment({"HEET_MEASURED_LINKS": str(measured)}).measured_links == measured
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('[[pairs]]\ndevices = ["GPU-a", "GPU-a"]\ngb_s = 9.5', "expected two different devices"),
+        ('[[pairs]]\ndevices = ["GPU-a", "GPU-b"]\ngb_s = 0.0', "a number > 0"),
+        ('[[pairs]]\ndevices = ["GPU-a"]\ngb_s = 1', "length 2"),
+        ('[[pairs]]\ndevices = ["GPU-a", "GPU-b"]\nspeed = 1', "unknown field `speed`"),
+        ("pairs = ", "Invalid value"),
+        (None, "cannot be read"),
+    ],
+)
+def test_mistakes_in_measured_links_are_sentences(settings, become, tmp_path, text, complaint):
+    become(boxes.a10_pair())
+    if text is not None:
+        (tmp_path / "links.toml").write_text(text)
+    with pytest.raises(UsageError, match=f"HEET_MEASURED_LINKS=.*links.toml.*{complaint}"):
+        probe_host(replace(settings, measured_links=tmp_path / "links.toml"), "a")
+
+
 def test_a_card_in_mig_mode_without_instances_is_unusable_with_what_to_do(settings, become):
     box = boxes.a10_pair()
     box.set("gpu", 0, mig=1, most_instances=7)
@@ -202,8 +233,8 @@ def test_a_card_in_mig_mode_without_instances_is_unusable_with_what_to_do(settin
 )
 def test_the_cpu_model_is_what_the_kernel_says(tmp_path, text, expected):
     (tmp_path / "cpuinfo").write_text(text)
-    assert hosts.cpu_model(tmp_path / "cpuinfo") == expected
-    assert hosts.cpu_model(tmp_path / "nothing") == os.uname().machine
+    assert kernel.cpu_model(tmp_path / "cpuinfo") == expected
+    assert kernel.cpu_model(tmp_path / "nothing") == os.uname().machine
 
 
 def test_a_probe_leaves_no_process_behind(settings, become):

@@ -76,6 +76,17 @@ def test_a_snapshot_says_what_nvml_says(machine):
     assert gpu.problems == ()
 
 
+def test_an_old_library_without_the_newest_symbols_gives_the_same_addresses_and_links(machine):
+    machine(boxes.a40_bridged_pairs())
+    new = probe.take_snapshot(30)
+    machine(boxes.a40_bridged_pairs(), old=True)
+    old = probe.take_snapshot(30)
+    assert [g.pci for g in old.gpus] == ["0000:10:00.0", "0000:11:00.0", "0000:12:00.0", "0000:13:00.0"]
+    assert [str(p) for p in find_links(old).pairs] == [str(p) for p in find_links(new).pairs]
+    assert old.cuda == new.cuda
+    assert old.gpus[0].mig is None
+
+
 def test_mig_instances_are_found_in_any_place(machine, tmp_path):
     box = machine(boxes.a100_mig())
     gpus = examine_host(settings(tmp_path), "a").record.gpus
