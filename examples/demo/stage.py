@@ -1,0 +1,126 @@
+"""The demo's pretend cluster: three hosts held to different speeds, etcd, a coordinator, and the two jobs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.demo.limiter import cpu_s
+from tests.integration.harness import Agent, Cluster
+from tests.integration.processes import Proc, free_port
+
+EXAMPLES = Path(__file__).resolve().parents[1]
+INVENTORY = EXAMPLES / "cluster.toml"
+
+
+@dataclass(frozen=True)
+class PretendHost:
+    """A host of cluster.toml and the share of a core that each of its workers gets."""
+
+    name: str
+    card: str
+    cards: int
+    share: float
+
+
+HOSTS = (
+    PretendHost("turing", "T4", 1, 0.20),
+    PretendHost("pascal", "P100", 1, 0.07),  # 1.6 times a T4 by its datasheet: this one is throttled
+    PretendHost("volta", "V100", 4, 0.16),
+)
+
+COORDINATOR_FLAGS = (
+    *("--cooldown-s=6", "--rescale-up-s=5", "--rescale-down-s=3", "--interval-s=30"),
+    *("--ttl-s=3", "--account-interval-s=2", "--log-level=info"),
+)
+"""Jobs of the demo run for a minute, not for a day: waits that are right for a day are shortened."""
+
+
+@dataclass(frozen=True)
+class DemoJob:
+    """One of the example scripts with the size that suits pretend hosts."""
+
+    name: str
+    script: str
+    arguments: tuple[str, ...]
+    seconds: float  # of work for one whole core
+
+
+CNN = DemoJob("cnn", "train_cnn.py", ("--batch=24", "--size=12"), 34.0)
+TRANSFORMER = DemoJob("transformer", "train_transformer.py", ("--batch=48", "--size=64"), 7.0)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a worker does with a processor of its own here: steps per processor second, and seconds until the first."""
+
+    steps_per_s: float
+    start_s: float
+
+
+def measure_pace(job: DemoJob, folder: Path, steps: int = 30) -> Pace:
+    """Run `job` alone and unlimited for a few steps. In processor time, which a busy machine does not stretch."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLES / job.script), *job.arguments, f"--steps={steps}", f"--every={steps // 2}"]
+    environment = {**os.environ, **alone, "MASTER_PORT": str(free_port())}
+    marks, printed = [], []
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            marks.append(cpu_s(process.pid))
+            printed.append(line)
+    if process.returncode or len(marks) != 3:
+        raise RuntimeError(f"{job.script} does not train here: {''.join(printed)}")
+    start, half, _ = marks
+    return Pace((steps // 2) / (half - start), start)
+
+
+class Stage:
+    """Starts what the story needs; everything ends with the cluster that it is built on."""
+
+    def __init__(self, lab: Cluster, paces: Mapping[str, Pace]) -> None:
+        self.lab = lab
+        self.paces = paces
+        self.agents: list[Agent] = []
+        self.coordinator: Proc = lab.start_coordinator(*COORDINATOR_FLAGS)
+        free_s = 1.2 * max(p.start_s for p in paces.values())
+        shares = [f"{h.name}={h.share}" for h in HOSTS]
+        limiter = [sys.executable, str(EXAMPLES / "demo" / "limiter.py"), "--mark", lab.mark]
+        self.limiter = lab.start("limiter", [*limiter, "--free-cpu-s", f"{free_s:.1f}", *shares])
+
+    def steps(self, job: DemoJob) -> int:
+        """Steps that give `job` its seconds of work on this machine."""
+        return round(job.seconds * self.paces[job.name].steps_per_s)
+
+    def offer(self, job: DemoJob, *hosts: str) -> None:
+        """Start a torchrun of `job` on each host."""
+        steps = self.steps(job)
+        for host in hosts:
+            cards = next(h.cards for h in HOSTS if h.name == host)
+            agent = self.lab.torchrun(
+                host=host,
+                job=job.name,
+                nnodes=f"1:{len(HOSTS)}",
+                nproc=cards,
+                script=EXAMPLES / job.script,
+                args=[
+                    *job.arguments,
+                    f"--steps={steps}",
+                    f"--checkpoints={self.lab.folder / 'checkpoints' / job.name}",
+                ],
+                conf={"total_steps": steps, "sample_interval_s": 1, "stop_grace_s": 15},
+                env={"HEET_INVENTORY": str(INVENTORY)},
+            )
+            self.agents.append(agent)
+
+    def broken(self) -> str | None:
+        """What has ended that should not have; None while all is well."""
+        for proc in (self.coordinator, self.limiter):
+            if not proc.alive:
+                return f"the {proc.name} ended with {proc.popen.returncode}:\n{proc.tail(15)}"
+        failed = next((a for a in self.agents if a.popen.poll() not in (None, 0)), None)
+        return failed and f"{failed.name} (job {failed.job}) ended with {failed.popen.returncode}:\n{failed.tail(15)}"
