@@ -1,8 +1,9 @@
 """Samples and tokens of a step, from what the root modules were given: which modules to watch, and their hooks.
 
-Order of search for an optimizer never seen before: (1) the outermost modules that hold its parameters; (2) if none of
-them is called within two steps (a LightningModule whose training_step calls its parts, a container), every module
-below them for two steps, of which the outermost called ones stay watched; (3) nothing: samples are unknown, and said.
+Search for the modules of an optimizer never seen before: the outermost ones that hold its parameters; if none of them
+is called within two steps (a LightningModule whose training_step calls its parts, a container), the modules right below
+them, and so on, MAX_LEVELS deep; then samples are unknown, and said. No hook is ever taken away while the script runs:
+one that is not called costs nothing, but code that torch.compile traced with a hook is compiled anew without it.
 
 A hook counts in training mode with gradients on; any other call flags the step's gap as one with an evaluation in it.
 A model that is trained in eval mode (frozen statistics) is recognised by never being called otherwise.
@@ -17,10 +18,12 @@ from typing import Any
 
 from heet_elastic.agents.batches import NOTHING, Size, batch_size
 from heet_elastic.agents.compute import ComputeTimer
-from heet_elastic.agents.modules import MINOR_SHARE, inner_modules, live_modules, outermost
+from heet_elastic.agents.modules import MINOR_SHARE, held_bytes, live_modules, outermost, parts
 
 PATIENCE_STEPS = 2
 MAX_SCANS = 64
+MAX_LEVELS = 6
+MAX_HOOKS = 256
 NO_FORWARD = "no forward pass of the trained modules was seen: samples are unknown (heet_elastic.report tells them)"
 NO_ROOT = "no module holds the optimizer's parameters: samples are unknown (heet_elastic.report tells them)"
 
@@ -28,11 +31,13 @@ NO_ROOT = "no module holds the optimizer's parameters: samples are unknown (heet
 class ForwardHook:
     """A forward pre-hook (with keywords) on one module. Copies and pickles of the module carry a do-nothing instead."""
 
-    __slots__ = ("_undo", "_watch", "any_mode", "calls", "other_calls", "samples", "tokens")
+    __slots__ = ("_undo", "_watch", "any_mode", "calls", "held", "minor", "other_calls", "samples", "tokens")
 
-    def __init__(self, watch: ForwardWatch) -> None:
+    def __init__(self, watch: ForwardWatch, held: int) -> None:
         self._watch = watch
+        self.held = held  # bytes of trained parameters in the module
         self._undo: Callable[[], None] | None = None
+        self.minor = False  # too small a part of the model to speak for its batch
         self.any_mode = False
         self.calls = 0
         self.other_calls = 0  # with gradients, but in eval mode
@@ -101,7 +106,8 @@ class ForwardWatch:
         self.problem: str | None = None
         self._hooks: list[ForwardHook] = []
         self._wanted: set[int] = set()
-        self._below: list[tuple[Any, tuple[int, ...], int]] = []  # stage 2: modules in the order of `_hooks`
+        self._silent: list[weakref.ref[Any]] = []  # the level watched now, while nothing was called yet
+        self._level = 0
         self._due = 0  # steps until the hooks are judged
         self._scans = 0
 
@@ -117,9 +123,10 @@ class ForwardWatch:
         hook.calls += 1
         if self._timer.armed:
             self._timer.forward(self._clock())
-        samples, tokens = batch_size(args, kwargs)
-        hook.samples += samples
-        hook.tokens += tokens
+        if not hook.minor:
+            samples, tokens = batch_size(args, kwargs)
+            hook.samples += samples
+            hook.tokens += tokens
         if self.on_first is not None:
             first, self.on_first = self.on_first, None
             first()
@@ -142,22 +149,21 @@ class ForwardWatch:
             self.problem = NO_ROOT
         elif new:
             self.problem = None
-            searching, self._below = bool(self._below), []
-            if searching:  # inside other roots: begin again, with all of them
-                self._drop(set())
-            self._add(self.roots if searching else new)
+            self._level = 0
+            self._add(new)
         return new
 
     def _add(self, modules: list[Any]) -> None:
-        for module in modules:
-            hook = ForwardHook(self)
+        for module in modules[: MAX_HOOKS - len(self._hooks)]:
+            hook = ForwardHook(self, held_bytes(module, self._wanted))
             hook.attach(module)
             self._hooks.append(hook)
+        self._silent = [weakref.ref(module) for module in modules]
         self._due = PATIENCE_STEPS
 
     def settle(self) -> Size:
         """(samples, tokens) of the step that ends now: the smallest count over watched modules that were called."""
-        size, searching = NOTHING, bool(self._below)
+        size, searching = NOTHING, self._due > 0 and self._level > 0
         for hook in self._hooks:
             if hook.samples:
                 if not size[0] or hook.samples < size[0]:
@@ -167,49 +173,28 @@ class ForwardWatch:
             self._due -= 1
             if not self._due:
                 self._judge()
-        return NOTHING if searching else size  # while every inner module is watched, none speaks for the batch
+        return NOTHING if searching else size  # parts speak for the batch once the minor ones are told apart
 
     def _judge(self) -> None:
-        """Keep the hooks that saw something; else search further."""
+        """The hooks had their time: enough if something was called, else one level deeper."""
         for hook in self._hooks:
-            if not hook.calls and hook.other_calls:
-                hook.any_mode = True
-        if not any(hook.calls or hook.any_mode for hook in self._hooks):
-            self._search_below()
-        elif self._below:
-            self._keep_outermost()
-
-    def _search_below(self) -> None:
-        self._drop(set())
-        if self._below:
-            self._below = []
-            self.problem = NO_FORWARD
+            hook.any_mode = not hook.calls and hook.other_calls > 0
+        called = [hook for hook in self._hooks if hook.calls or hook.any_mode]
+        largest = max((hook.held for hook in called), default=0)
+        for hook in called:
+            hook.minor = hook.held < MINOR_SHARE * largest
+        if called:
             return
-        self._below = [entry for root in self.roots for entry in inner_modules(root, self._wanted)]
-        if self._below:
-            self._add([module for module, _, _ in self._below])
+        below = [part for weak in self._silent if (m := weak()) is not None for part in parts(m, self._wanted)]
+        self._level += 1
+        if below and self._level <= MAX_LEVELS:
+            self._add(below)
         else:
             self.problem = NO_FORWARD
-
-    def _keep_outermost(self) -> None:
-        pairs = zip(self._below, self._hooks, strict=True)
-        called = {id(module) for (module, _, _), hook in pairs if hook.calls or hook.any_mode}
-        top = {
-            place: held
-            for place, (module, above, held) in enumerate(self._below)
-            if id(module) in called and not called.intersection(above)
-        }
-        largest = max(top.values())
-        self._drop({place for place, held in top.items() if held >= MINOR_SHARE * largest})
-        self._below = []
-
-    def _drop(self, keep: set[int]) -> None:
-        for place, hook in enumerate(self._hooks):
-            if place not in keep:
-                hook.detach()
-        self._hooks = [hook for place, hook in enumerate(self._hooks) if place in keep]
 
     def close(self) -> None:
         """Take every hook away."""
         self.off = True
-        self._drop(set())
+        for hook in self._hooks:
+            hook.detach()
+        self._hooks.clear()

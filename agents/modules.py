@@ -15,12 +15,13 @@ from typing import Any
 MINOR_SHARE = 0.1
 """Modules with less than this share of the largest one's bytes (a learned loss weight) do not speak for the batch."""
 MAX_ROOTS = 4
-MAX_INNER = 2000
 
 
 def live_modules(module_type: type) -> list[Any]:
     """Every module object that the garbage collector knows. `type()`, as `isinstance` would wake lazy proxies."""
-    return [o for o in gc.get_objects() if issubclass(type(o), module_type)]
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, module_type)}
+    return [o for o in objects if type(o) in kinds]
 
 
 def outermost(modules: Iterable[Any], wanted: set[int]) -> list[Any]:
@@ -56,24 +57,25 @@ def _tops(module: Any, parents: Mapping[int, Sequence[Any]]) -> list[Any]:
     return tops
 
 
-def inner_modules(root: Any, wanted: set[int]) -> list[tuple[Any, tuple[int, ...], int]]:
-    """(module, ids of its ancestors, bytes held in it and below) of all modules under `root` that hold parameters."""
-    found: list[tuple[Any, tuple[int, ...], int]] = []
-    seen: set[int] = set()
+def parts(module: Any, wanted: set[int]) -> list[Any]:
+    """The modules right below that hold parameters in `wanted`; lists of modules are looked through."""
+    found = []
+    for child in _children(module):
+        if getattr(type(child), "forward", None) is getattr(_base(type(child)), "forward", None):
+            found += parts(child, wanted)  # never called itself
+        elif held_bytes(child, wanted):
+            found.append(child)
+    return found
 
-    def walk(module: Any, above: tuple[int, ...]) -> int:
-        seen.add(id(module))
-        place = len(found)
-        found.append((module, above, 0))
-        held = sum(_bytes(p) for p in _own_parameters(module) if id(p) in wanted)
-        for child in _children(module):
-            if id(child) not in seen and len(found) < MAX_INNER:
-                held += walk(child, (*above, id(module)))
-        found[place] = (module, above, held)
-        return held
 
-    walk(root, ())
-    return [entry for entry in found[1:] if entry[2]]
+def _base(module_type: type) -> type:
+    """torch.nn.Module: the last class before object, told by where it is defined."""
+    return next((c for c in module_type.__mro__ if c.__module__ == "torch.nn.modules.module"), object)
+
+
+def held_bytes(module: Any, wanted: set[int]) -> int:
+    """Bytes of the parameters in `wanted` that a module holds, itself or below."""
+    return sum(_bytes(p) for p in module.parameters() if id(p) in wanted)
 
 
 def innermost(root: Any) -> Any:

@@ -52,11 +52,12 @@ class Sampler:
         self._forwards.on_first = self._see_autocast
         self._checkpoints = CheckpointWatch(self._position)
         self._known: dict[int, weakref.ref[Optimizer]] = {}
+        self._met = False  # an optimizer has made a step
         self._nested: set[int] = set()
         self._cycle: set[int] = set()
         self._samples = 0.0
         self._tokens = 0.0
-        self._uncounted = 0  # steps before the first one whose samples were seen
+        self._unseen = 0  # steps before the first one whose samples were seen
         self._batch: float | None = None
         self._told_samples: float | None = None
         self._told: tuple[float | None, float | None] = (None, None)
@@ -99,11 +100,13 @@ class Sampler:
         forwards, checkpoints, timer = self._forwards, self._checkpoints, self._timer
         samples, tokens = forwards.settle()
         if samples:
-            self._samples += samples
-            self._tokens += tokens
+            # The steps before the root was found are taken for steps like the first one that was seen.
+            unseen, self._unseen = self._unseen, 0
+            self._samples += samples * (1 + unseen)
+            self._tokens += tokens * (1 + unseen)
             self._batch = samples
         elif not self._samples:
-            self._uncounted += steps
+            self._unseen += steps
         if timer.armed:
             timer.step(now)
         if self._clock.step(now, forwards.flagged or checkpoints.flagged, steps):
@@ -116,7 +119,7 @@ class Sampler:
         """First step of an optimizer. False: not a step of the training (torch makes one to create its state)."""
         if frames.called_from("_init_optim_state"):
             return False
-        key = id(optimizer)
+        key, self._met = id(optimizer), True
         self._known[key] = weakref.ref(optimizer, lambda _: self._forget(key))
         if frames.inside_own_step(optimizer):
             self._nested.add(key)
@@ -161,7 +164,7 @@ class Sampler:
         """`heet_elastic.report`. Steps count only where no optimizer of torch makes any."""
         if samples is not None:
             self._told_samples = (self._told_samples or 0.0) + samples
-        if steps and not self._known and not self._off:
+        if steps and not self._met and not self._off:
             self._count(time.monotonic(), steps)
         self._tell()
 
@@ -171,12 +174,8 @@ class Sampler:
             self._send(now)
 
     def _position(self) -> tuple[int, float]:
-        """(steps, samples) so far. The first steps' samples were not seen: they are taken for average ones."""
-        steps = self._clock.steps
-        if self._told_samples is not None:
-            return steps, self._told_samples
-        counted = steps - self._uncounted
-        return steps, self._samples * steps / counted if counted > 0 else 0.0
+        """(steps, samples) so far."""
+        return self._clock.steps, self._samples if self._told_samples is None else self._told_samples
 
     def message(self) -> SampleMessage:
         """All counters, as they are sent."""
@@ -191,7 +190,7 @@ class Sampler:
             first_step_s=clock.first_s,
             steps=steps,
             samples=samples,
-            tokens=self._tokens * samples / self._samples if self._samples else 0.0,
+            tokens=self._tokens,
             step_s=rate.step_s,
             step_spread_s=rate.spread_s,
             windows=clock.windows,
@@ -238,25 +237,29 @@ class Sampler:
             self._finish()
 
     def _finish(self) -> None:
-        self._off = True
+        self._off = self._forwards.off = True
         with contextlib.suppress(Exception):
             self._checkpoints.commit()
+        with contextlib.suppress(Exception):
             if self._clock.steps or self._told != (None, None) or self._problem:
                 self._send(time.monotonic())
-        self.detach()
+        self._release()
 
-    def detach(self) -> None:
-        """Take every hook away, close the socket."""
-        self._off = True
+    def _release(self) -> None:
         with contextlib.suppress(Exception):
             reporting.connect(None)
             self._step_hook.remove()
-            self._forwards.close()
             self._checkpoints.close()
-        atexit.unregister(self.close)
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def detach(self) -> None:
+        """Take every hook away, without a last message. For whoever goes on after it; a script never gets here."""
+        self._off = True
+        self._release()
+        self._forwards.close()
+        atexit.unregister(self.close)
 
     def abandon(self) -> None:
         """In a forked child: not a worker, so silent. The hooks stay: taking them away would unshare memory."""
