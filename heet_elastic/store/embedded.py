@@ -232,6 +232,7 @@ class EmbeddedEtcd:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
+                bufsize=0,
                 start_new_session=True,
             )
         first = _pipe(self._process.stdout).readline()
@@ -281,7 +282,6 @@ class EmbeddedEtcd:
         with process:
             try:
                 _pipe(process.stdin).write(order)
-                _pipe(process.stdin).flush()
                 process.wait(wait_s)
             except (BrokenPipeError, subprocess.TimeoutExpired):
                 pass

@@ -94,7 +94,7 @@ class EtcdLab:
         self.store = self.client()
 
     def settings(self) -> EtcdSettings:
-        return EtcdSettings(parse_endpoints(self.server.endpoint), timeout_s=3.0, store_id_key=STORE_ID_KEY)
+        return EtcdSettings(parse_endpoints(self.server.endpoint), timeout_s=10.0, store_id_key=STORE_ID_KEY)
 
     def client(self) -> EtcdStore:
         store = EtcdStore(self.settings())

@@ -11,7 +11,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,10 @@ class Channel:
 class Connector:
     """Opens channels as they are needed and makes unary calls over the current one."""
 
-    def __init__(self, settings: EtcdSettings) -> None:
+    def __init__(self, settings: EtcdSettings, on_moved: Callable[[], None] = lambda: None) -> None:
+        """on_moved: called when streams had better go over to another channel."""
         self.settings = settings
+        self._on_moved = on_moved
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._retired: list[tuple[float, Channel]] = []
@@ -189,14 +191,17 @@ class Connector:
         with self._lock:
             if self._channel is not failed or len(self.settings.endpoints) == 1:
                 return
-            if not failed.proven or time.monotonic() - failed.opened_at > _ROTATE_PAUSE_S:
-                self._turn += 1
-                self._retire()
+            if failed.proven and time.monotonic() - failed.opened_at <= _ROTATE_PAUSE_S:
+                return
+            self._turn += 1
+            self._retire()
+        self._on_moved()
 
     def replace(self) -> None:
         """Go on with a new channel (changed certificates); calls under way end on the old one."""
         with self._lock:
             self._retire()
+        self._on_moved()
 
     def _retire(self) -> None:
         if self._channel is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +27,20 @@ except ImportError as e:
     raise UsageError(_INSTALL.format(what="protobuf")) from e
 
 
-@functools.cache
+_loading = threading.Lock()
+
+
 def load() -> Any:
-    """A namespace of message classes (`RangeRequest`), enum values (`PUT`) and service classes (`KVStub`)."""
+    """A namespace of message classes (`RangeRequest`), enum values (`PUT`) and service classes (`KVStub`).
+
+    Built once, by the first thread that asks; building takes some 50 ms of processor time.
+    """
+    with _loading:
+        return _build()
+
+
+@functools.cache
+def _build() -> Any:
     folder = _generated_code()
     pool = descriptor_pool.DescriptorPool()
     files = []

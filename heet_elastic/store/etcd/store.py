@@ -40,7 +40,7 @@ class EtcdStore:
 
     def __init__(self, settings: EtcdSettings) -> None:
         self._settings = settings
-        self._connector = Connector(settings)
+        self._connector = Connector(settings, self._move)
         self._keeper = LeaseKeeper(self._connector)
         self._watches: set[EtcdWatch] = set()
         self._lock = threading.Lock()
@@ -158,12 +158,11 @@ class EtcdStore:
     def _watch_certificates(self) -> None:
         with self._lock:
             if self._certificates is None and self._settings.files:
-                self._certificates = CertificateWatch(self._settings, self._move)
+                self._certificates = CertificateWatch(self._settings, self._connector.replace)
                 self._certificates.start()
 
     def _move(self) -> None:
-        """Certificate files changed: a new channel, and every stream moves over to it."""
-        self._connector.replace()
+        """Another channel is to be used: every watch goes over to it. Keep-alives and calls take it by themselves."""
         with self._lock:
             watches = list(self._watches)
         for watch in watches:
