@@ -10,12 +10,34 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from heet_elastic.coordinator.api import Memory as DecideMemory
+from heet_elastic.coordinator.api import Table
+from heet_elastic.coordinator.api import World as DecideWorld
+from heet_elastic.coordinator.decide import decide
+from heet_elastic.coordinator.decide.table import refresh
+from heet_elastic.coordinator.election import Term, campaign
+from heet_elastic.coordinator.settings import CoordinatorSettings
+from heet_elastic.coordinator.writes import transactions
 from heet_elastic.errors import StoreUnavailableError
-from heet_elastic.model import Allocation, Failure, Gpu, HostRecord, JobSpec, JobView, Snapshot
+from heet_elastic.model import (
+    Allocation,
+    Epoch,
+    Failure,
+    Gpu,
+    HostRecord,
+    JobSpec,
+    JobView,
+    Snapshot,
+    check_invariants,
+)
+from heet_elastic.predictor import METHODS
 from heet_elastic.rendezvous.protocol import advance
 from heet_elastic.rendezvous.values import Local, Memory, Order, ProtocolSettings, Target, WorkerState, World
 from heet_elastic.rendezvous.writes import transaction
-from heet_elastic.store.api import Committed, Lease, Put, View
+from heet_elastic.scheduler.policies import POLICIES
+from heet_elastic.store.api import Committed, Compare, Lease, Lost, Operation, Outcome, Put, View, absent
 from heet_elastic.store.fence import ensure_store_id, fence
 from heet_elastic.store.keys import Keys
 from heet_elastic.store.memory import MemoryStore
@@ -54,6 +76,10 @@ class LabAgent:
         return self.local.agent
 
     @property
+    def job(self) -> str:
+        return self.local.asked.job
+
+    @property
     def running(self) -> bool:
         """Whether worker processes live (running, failed siblings count as ended)."""
         return self.local.workers is WorkerState.RUNNING
@@ -72,7 +98,7 @@ class LabAgent:
     def world(self) -> World:
         snapshot: Snapshot = self.decoder.decode(self.view, None).snapshot if self.view else Snapshot(0)
         return World(
-            job=snapshot.jobs.get(JOB, JobView(JOB)),
+            job=snapshot.jobs.get(self.job, JobView(self.job)),
             epoch=snapshot.epoch,
             led=snapshot.leader is not None,
             hosts=snapshot.hosts,
@@ -92,7 +118,7 @@ class LabAgent:
         self._register()
         for action in step.actions:
             compares, operations = transaction(
-                KEYS, JOB, self.id, action, self.lease.id if self.lease else 0, fence(KEYS, self.store_id)
+                KEYS, self.job, self.id, action, self.lease.id if self.lease else 0, fence(KEYS, self.store_id)
             )
             try:
                 self.lab.txn(compares, operations)
@@ -184,12 +210,13 @@ class Lab:
         self.agents: dict[str, LabAgent] = {}
         self.locks: dict[tuple[str, str], str] = {}
         self.acks: dict[tuple[int, tuple[str, ...]], set[str]] = {}
+        self.coordinators: list[LabCoordinator] = []
         self.hosts = [f"h{i}" for i in range(hosts)]
         self.count = 0
         self.fate: list[str] = []
         self.fired: list[str] = []
-        self.highest = 0
-        self.restarts = 0
+        self.highest: dict[str, int] = {}
+        self.restarts: dict[str, int] = {}
         self.ends: list[tuple[str, str]] = []
 
     # ------------------------------------------------------------------ events
@@ -228,7 +255,8 @@ class Lab:
     def break_collectives(self, origin: LabAgent) -> None:
         """Workers of the same round fail within milliseconds of a peer's end."""
         for other in self.agents.values():
-            if other is not origin and other.running and other.local.workers_round == origin.local.workers_round:
+            same = (other.job, other.local.workers_round) == (origin.job, origin.local.workers_round)
+            if other is not origin and other.running and same:
                 self.worker_fails(other, secondary=True)
 
     def worker_fails(self, agent: LabAgent, secondary: bool = False) -> None:
@@ -264,26 +292,34 @@ class Lab:
 
     def wipe(self) -> None:
         self.store.wipe()
+        for coordinator in self.coordinators:
+            coordinator.term = None
         for agent in self.agents.values():
             agent.lease = None
             agent.connected_since = self.now
         # What nobody in touch remembers is lost with the store.
-        known = [a.memory.allocation for a in self.agents.values() if a.memory.allocation and not (a.cut or a.frozen)]
-        self.highest = max((k.round for k in known), default=0)
-        self.restarts = max((k.restarts_used for k in known), default=0)
+        self.highest.clear()
+        self.restarts.clear()
+        for agent in self.agents.values():
+            known = agent.memory.allocation
+            if known is not None and not (agent.cut or agent.frozen):
+                self.highest[agent.job] = max(self.highest.get(agent.job, 0), known.round)
+                self.restarts[agent.job] = max(self.restarts.get(agent.job, 0), known.restarts_used)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
         self.store.advance()
 
-    def txn(self, compares: list, operations: list) -> None:  # type: ignore[type-arg]
+    def txn(self, compares: list[Compare], operations: list[Operation]) -> Outcome:
         fate = self.fate.pop(0) if self.fate else "applied"
         if fate != "applied":
             self.fired.append(fate)
+        outcome: Outcome = Lost(0)
         if fate != "lost before":
-            self.store.txn(compares, operations)
+            outcome = self.store.txn(compares, operations)
         if fate != "applied":
             raise StoreUnavailableError(fate)
+        return outcome
 
     def unlock(self, agent: LabAgent) -> None:
         for device in [d for d, holder in self.locks.items() if holder == agent.id]:
@@ -314,6 +350,11 @@ class Lab:
     def settle(self, seconds: float, dt: float = 0.25) -> None:
         """Everybody runs undisturbed for a while."""
         for _ in range(int(seconds / dt)):
+            for coordinator in self.coordinators:
+                if not coordinator.frozen:
+                    coordinator.fetch()
+                    coordinator.step()
+                    self.check()
             for agent in sorted(self.agents.values(), key=lambda a: a.id):
                 if agent.local.leaving and not agent.running and agent.local.clean > agent.local.workers_round:
                     self.tick(agent)
@@ -323,38 +364,118 @@ class Lab:
                 self.tick(agent)
             self.advance(dt)
 
-    def view(self) -> JobView:
-        decoder = SnapshotDecoder(KEYS)
-        return decoder.decode(self.store.read(KEYS.root), None).snapshot.jobs.get(JOB, JobView(JOB))
+    def snapshot(self) -> Snapshot:
+        return SnapshotDecoder(KEYS).decode(self.store.read(KEYS.root), None).snapshot
+
+    def view(self, job: str = JOB) -> JobView:
+        return self.snapshot().jobs.get(job, JobView(job))
 
     def check(self) -> None:
-        self._check_rounds()
-        self._check_copies()
+        snapshot = self.snapshot()
+        assert not check_invariants(snapshot)
+        for job, view in snapshot.jobs.items():
+            self._check_rounds(job, view)
+        for job in {a.job for a in self.agents.values()}:
+            self._check_copies(job)
 
-    def _check_rounds(self) -> None:
-        view = self.view()
-        if view.allocation is None:
+    def _check_rounds(self, job: str, view: JobView) -> None:
+        """Rounds and restarts only grow; a round is within the job's limits, or empty."""
+        if view.allocation is None or view.spec is None:
             return
-        allocation = view.allocation.record
-        if allocation.round >= self.highest:
-            self.highest = allocation.round
-            assert allocation.restarts_used >= self.restarts
-            self.restarts = allocation.restarts_used
+        allocation, spec = view.allocation.record, view.spec.record
+        if allocation.incarnation != spec.incarnation:
+            return
+        if allocation.round >= self.highest.get(job, 0):
+            assert allocation.restarts_used >= self.restarts.get(job, 0)
+            self.highest[job], self.restarts[job] = allocation.round, allocation.restarts_used
         if allocation.members:
-            workers = allocation.world_size
-            assert self.spec.max_workers is None or workers <= self.spec.max_workers
-            assert len(allocation.members) <= self.spec.max_hosts
+            assert spec.max_workers is None or allocation.world_size <= spec.max_workers
+            assert len(allocation.members) <= spec.max_hosts
+            done = len(view.done)
+            assert len(allocation.members) + done >= spec.min_hosts
+            assert done or allocation.world_size >= spec.min_workers
 
-    def _check_copies(self) -> None:
-        """No two complete live copies of the job: of two rounds that both run, they share a member or it is over."""
+    def _check_copies(self, job: str) -> None:
+        """No two complete live copies of a job."""
         by_round: dict[int, set[str]] = {}
         for agent in self.agents.values():
-            if agent.running:
+            if agent.running and agent.job == job:
                 by_round.setdefault(agent.local.workers_round, set()).add(agent.id)
-        rounds = sorted(by_round)
-        for older, newer in itertools.pairwise(rounds):
-            complete = self.members_of(older) == by_round[older]
-            assert not complete, f"rounds {older} and {newer} both run in full: {by_round}"
+        for older, newer in itertools.pairwise(sorted(by_round)):
+            complete = self.members_of(older, by_round[older]) == by_round[older]
+            assert not complete, f"rounds {older} and {newer} of {job} both run in full: {by_round}"
 
-    def members_of(self, round_: int) -> set[str]:
-        return next((set(k[1]) for k in self.acks if k[0] == round_), set())
+    def members_of(self, round_: int, some: set[str]) -> set[str]:
+        return next((set(k[1]) for k in self.acks if k[0] == round_ and some <= set(k[1])), set())
+
+
+class LabCoordinator:
+    """One coordinator: its own (perhaps old) view, its term, the live `decide`."""
+
+    def __init__(self, lab: Lab, name: str, settings: CoordinatorSettings) -> None:
+        self.lab, self.name, self.settings = lab, name, settings
+        self.policy = POLICIES[settings.policy]()
+        self.predictor = METHODS[settings.predictor]([], np.random.default_rng(0))
+        self.rng = np.random.default_rng(0)
+        self.decoder = SnapshotDecoder(KEYS)
+        self.view: View | None = None
+        self.term: Term | None = None
+        self.memory = DecideMemory()
+        self.table = Table()
+        self.frozen = False
+        self.quiet_until = 0.0
+        self.store_id = b""
+        lab.coordinators.append(self)
+
+    def fetch(self) -> None:
+        store_id = ensure_store_id(self.lab.store, KEYS)
+        if self.store_id and store_id != self.store_id:
+            self.quiet_until = self.lab.now + self.settings.recovery_window_s
+            self.term = None
+        self.store_id = store_id
+        self.view = self.lab.store.read(KEYS.root)
+
+    def step(self) -> None:
+        """One look at the newest view that it fetched; a stalled one acts on an old view when it wakes."""
+        if self.frozen or self.view is None:
+            return
+        try:
+            self._step()
+        except StoreUnavailableError:
+            return
+
+    def _step(self) -> None:
+        assert self.view is not None
+        snapshot = self.decoder.decode(self.view, None).snapshot
+        if self.term is None or not self.term.alive:
+            if snapshot.leader is not None:
+                return
+            self.term = campaign(
+                self.lab.store, KEYS, self.store_id, self.name, "heet", "", SETTINGS.ttl_s, lambda _: None
+            )
+            self.memory = DecideMemory()
+            return
+        if self.lab.now < self.quiet_until:
+            return
+        if snapshot.epoch is None:
+            compares = [*self.term.compares(KEYS), absent(KEYS.epoch)]
+            self.lab.txn(compares, [Put(KEYS.epoch, encode(Epoch(self.name)))])
+            return
+        self.table = refresh(self.table, snapshot, self.predictor, self.settings.most_workers)
+        world = DecideWorld(snapshot, self.table, self.memory, self.term.leader.record.uuid)
+        decision = decide(self.lab.now, world, self.policy, self.settings, self.rng)
+        self.memory = decision.memory
+        live = {j for j, v in snapshot.jobs.items() if v.spec is not None and v.result is None and v.agents}
+        assert all(decision.reasons.get(j) for j in live), f"no reason: {live - decision.reasons.keys()}"
+        for (compares, operations), _ in transactions(decision.actions, KEYS, snapshot):
+            outcome = self.lab.txn([*self.term.compares(KEYS), *compares], operations)
+            if isinstance(outcome, Committed):
+                leader = self.lab.snapshot().leader
+                assert leader is not None
+                assert leader.record.uuid == self.term.leader.record.uuid, "a stale leader wrote"
+
+    def stall(self) -> None:
+        """SIGSTOP: its lease runs out meanwhile."""
+        self.frozen = True
+        if self.term is not None and self.term.alive:
+            self.term.lease.abandon()
