@@ -16,16 +16,24 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from heet_elastic.model import AgentRecord, AgentState, Allocation, Cause, Member, Snapshot
+from heet_elastic.store.api import Committed, Compare, Put
+from heet_elastic.store.keys import Keys
+from heet_elastic.store.mirror import Mirror
+from heet_elastic.store.records import encode
+from heet_elastic.store.snapshot import SnapshotDecoder
 from tests.integration.harness import Agent, Cluster, Event
 from tests.integration.processes import free_port
 
 LIMIT_S = 120.0
+ROUND_MS = "round_ms_p50"
 Outcome = float | Literal["died"] | None
 
 
@@ -113,6 +121,55 @@ def sigterm(job: Job) -> Outcome:
     return job.recovery(since, world=2, grace_s=1.0)
 
 
+def round_times_ms(job: Job, rounds: int = 15) -> list[float]:
+    """Decision written -> all handlers returned, of three waiting agents: we plan in the coordinator's place.
+
+    A handler that returns puts its agent's record, so the last of those records ends the round.
+    """
+    hosts = ("a", "b", "c")
+    for host in hosts:
+        job.agents[host] = job.lab.torchrun(host=host, nnodes="1:3", args=["--no-group"], conf={"self_formed": "false"})
+    keys, times = Keys(), []
+    with job.lab.store() as store, contextlib.closing(Mirror(store, keys.root, keys)) as mirror:
+        mirror.start()
+        decoder = SnapshotDecoder(keys)
+        snapshot = await_agents(mirror, decoder, 0, AgentState.WAITING)
+        spec = snapshot.jobs["j"].spec
+        assert spec is not None
+        by_host = {a.record.host: a.record.agent for a in snapshot.jobs["j"].agents.values()}
+        members = tuple(Member(by_host[h], h, (snapshot.hosts[h].gpus[0].uuid,)) for h in hosts)
+        revision = 0
+        for number in range(1, 2 * rounds + 1):
+            chosen = members if number % 2 else ()
+            plan = Allocation(number, Cause.PLAN, chosen, "benchmark", incarnation=spec.record.incarnation)
+            compare = Compare(keys.allocation("j"), "mod_revision", revision)
+            outcome = store.txn([compare], [Put(keys.allocation("j"), encode(plan))])
+            written = time.monotonic()
+            assert isinstance(outcome, Committed), outcome
+            revision = outcome.revision
+            await_agents(mirror, decoder, number, AgentState.RUNNING if chosen else AgentState.WAITING)
+            if chosen:
+                times.append(1000 * (time.monotonic() - written))
+    return times
+
+
+def await_agents(mirror: Mirror, decoder: SnapshotDecoder, round_: int, state: AgentState) -> Snapshot:
+    """Follow the store until all three agents run this round, or are clean of it and wait."""
+    deadline = time.monotonic() + 60
+    agents: list[AgentRecord] = []
+    while time.monotonic() < deadline:
+        view = mirror.view
+        snapshot = decoder.decode(view).snapshot
+        agents = [a.record for a in snapshot.jobs["j"].agents.values()] if "j" in snapshot.jobs else []
+        ready = [
+            a for a in agents if a.state is state and (a.round if state is AgentState.RUNNING else a.clean) == round_
+        ]
+        if len(ready) == 3:
+            return snapshot
+        mirror.wait(view.revision, 1.0)
+    raise AssertionError(f"agents do not reach {state} of round {round_}: {agents}")
+
+
 CASES: dict[str, Callable[[Job], Outcome]] = {
     "first_step_below_max_s": first_step_below_max,
     "join_s": join,
@@ -122,7 +179,7 @@ CASES: dict[str, Callable[[Job], Outcome]] = {
 
 
 @contextlib.contextmanager
-def fresh_job(contender: Contender):
+def fresh_job(contender: Contender, coordinator: bool = True) -> Iterator[Job]:
     """A cluster with nothing in it yet, taken down without complaint (the stock backends leave workers behind)."""
     with tempfile.TemporaryDirectory(prefix="heet-rendezvous-") as folder:
         lab = Cluster(Path(folder))
@@ -131,7 +188,8 @@ def fresh_job(contender: Contender):
             if contender.backend == "heet":
                 lab.etcd.start()
                 endpoint = lab.endpoint
-                lab.start_coordinator()
+                if coordinator:
+                    lab.start_coordinator()
             yield Job(lab, contender, endpoint)
         finally:
             for proc in lab.procs:
@@ -150,6 +208,15 @@ def measure(name: str, cases: list[str]) -> dict[str, Outcome]:
     return figures
 
 
+def measure_rounds() -> float:
+    """Median milliseconds of a round of heet."""
+    print("heet: round_ms_p50 ...", end=" ", file=sys.stderr, flush=True)
+    with fresh_job(CONTENDERS["heet"], coordinator=False) as job:
+        times = round_times_ms(job)
+    print(f"{median(times):.1f} of {len(times)} rounds, worst {max(times):.1f}", file=sys.stderr, flush=True)
+    return round(median(times), 1)
+
+
 def table(figures: Mapping[str, Mapping[str, Outcome]]) -> str:
     """The figures for people."""
     rows = sorted({case for row in figures.values() for case in row})
@@ -165,9 +232,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--only", action="append", choices=CONTENDERS, help="this backend alone (may be repeated)")
-    parser.add_argument("--case", action="append", choices=CASES, help="this case alone (may be repeated)")
+    parser.add_argument("--case", action="append", choices=[*CASES, ROUND_MS], help="this case alone (may be repeated)")
     args = parser.parse_args()
-    figures = {name: measure(name, args.case or list(CASES)) for name in args.only or CONTENDERS}
+    names = args.only or list(CONTENDERS)
+    figures = {name: measure(name, [c for c in CASES if not args.case or c in args.case]) for name in names}
+    if "heet" in names and (not args.case or ROUND_MS in args.case):
+        figures["heet"][ROUND_MS] = measure_rounds()
     print(json.dumps(figures, indent=2) if args.json else table(figures))
 
 

@@ -61,6 +61,10 @@ class Director:
             return False
         return now in self.history.measured(job)
 
+    def steps_now(self, job: str) -> bool:
+        """Whether the newest round of `job` has made a step."""
+        return self.history.of(job)[-1].first_step_at is not None
+
     def seen(self, job: str, kind: str, host_type: str = "", since: int = 0) -> bool:
         """Whether a change of that kind, to that host type, is among those from number `since` on."""
         new = self.history.changes[since:]
@@ -82,6 +86,7 @@ def play(director: Director) -> None:
     until(lambda: director.seen("cnn", "moves", "P100"), 25, "cnn tries the P100")
     back = len(director.history.changes)
     until(lambda: director.seen("cnn", "moves", "T4", since=back), 45, "samples move cnn back to the T4")
+    until(lambda: director.steps_now("cnn"), 20, "cnn trains on the T4 again")
 
     screen.chapter("Host volta joins: four V100s")
     stage.offer(CNN, "volta")
