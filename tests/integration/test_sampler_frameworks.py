@@ -87,6 +87,7 @@ torch.distributed.destroy_process_group()
 def test_two_fsdp2_workers_count_whole_parameters_and_notice_a_distributed_checkpoint(tmp_path):
     record = run(tmp_path, FSDP, workers=2).check()
     assert totals(record) == (20, 2 * 20 * 8)
+    assert record.features is not None
     assert record.features.parameters == 4 * 8 + 8 + 8 + 1
     assert (record.rounds[0].marks, record.rounds[0].marked_steps) == (1, 10)
 
@@ -299,10 +300,11 @@ config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_atte
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, i):
-        return {"input_ids": torch.randint(0, 50, (12,)), "attention_mask": torch.ones(12, dtype=torch.int64), "labels": i % 2}
+        ids = torch.randint(0, 50, (12,))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": i % 2}
 arguments = TrainingArguments(
-    "out", per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10, eval_strategy="steps", eval_steps=5,
-    per_device_eval_batch_size=16, save_steps=5, report_to=[], use_cpu=True, disable_tqdm=True,
+    "out", per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10, save_steps=5, report_to=[],
+    eval_strategy="steps", eval_steps=5, per_device_eval_batch_size=16, use_cpu=True, disable_tqdm=True,
 )
 Trainer(BertForSequenceClassification(config), arguments, train_dataset=Data(), eval_dataset=Data()).train()
 """
@@ -313,6 +315,7 @@ Trainer(BertForSequenceClassification(config), arguments, train_dataset=Data(), 
 def test_hugging_face_trainer_with_accumulation_evaluation_and_checkpoints(tmp_path):
     record = run(tmp_path, TRANSFORMERS).check()
     assert totals(record) == (10, 80)
+    assert record.features is not None
     assert record.features.tokens_per_sample == 12
     assert (record.rounds[0].marks, record.rounds[0].marked_steps) == (2, 10)
 

@@ -249,8 +249,7 @@ windows = st.integers(min_value=0, max_value=50)
 @given(st.lists(st.tuples(st.sampled_from([TWO, FOUR]), durations, windows), min_size=1, max_size=8))
 def test_added_cells_keep_totals_and_stay_between_their_parts(parts):
     plans = [(RoundPlan(i, c, 1), message(0, i, step_s=s, windows=w)) for i, (c, s, w) in enumerate(parts)]
-    cells = [round_cell(plan, [m]) for plan, m in plans]
-    total = add_cells(cells)
+    total = add_cells(cell for plan, m in plans if (cell := round_cell(plan, [m])))
     assert sum(c.steps for c in total) == 10 * len(parts)
     for cell in total:
         timed = [s for c, s, w in parts if c == cell.configuration and w > 0]

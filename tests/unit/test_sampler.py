@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import heet_elastic  # noqa: E402
-from heet_elastic.agents import autostart  # noqa: E402
-from heet_elastic.agents.messages import ENV_AGENT_PID, ENV_SOCKET, SampleMessage, unpack  # noqa: E402
-from heet_elastic.agents.sampler import Sampler  # noqa: E402
+import heet_elastic
+from heet_elastic.agents import autostart
+from heet_elastic.agents.messages import ENV_AGENT_PID, ENV_SOCKET, SampleMessage, unpack
+from heet_elastic.agents.sampler import Sampler
 
 STEPS = 12
 BATCH = 8

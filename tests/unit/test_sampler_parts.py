@@ -19,7 +19,9 @@ from heet_elastic.agents.compute import ComputeTimer
 from heet_elastic.agents.messages import MAX_BYTES, SampleMessage, pack, unpack
 from heet_elastic.agents.rate import Rate, StepClock, robust
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 
 def run(gaps, flags=(), start=1000.0) -> StepClock:
@@ -169,7 +171,7 @@ def test_samples_and_tokens_of_a_batch(args, kwargs, expected):
 
 
 def test_a_structure_that_holds_itself_ends():
-    loop: list = []
+    loop: list[object] = []
     loop.append(loop)
     assert batch_size((loop,), {}) == (0, 0)
 
