@@ -91,7 +91,11 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A host's GPUs. `failure`: why there is none to look at; `absent`: because there is no NVIDIA driver here."""
+    """A host's GPUs.
+
+    failure: why there is none to look at. absent: as it is where there is no NVIDIA driver, or no way to ask one;
+    whether the kernel has one loaded decides what that means.
+    """
 
     gpus: tuple[GpuFacts, ...] = ()
     pairs: tuple[PairFacts, ...] = ()

@@ -20,6 +20,7 @@ from heet_elastic.agents.facts import GpuFacts, MigInstance, NvLink, PairFacts, 
 MOST_LINKS = 36
 _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 _GONE = ("GpuIsLost", "ResetRequired")
+_INSTALL = "pip install nvidia-ml-py"
 _XID = 8  # nvmlEventTypeXidCriticalError
 
 
@@ -167,9 +168,9 @@ def _open() -> _Asker | Snapshot:
     try:
         import pynvml
     except ImportError:
-        return Snapshot(failure="the Python package nvidia-ml-py is not installed: pip install nvidia-ml-py")
+        return Snapshot(failure=f"the package nvidia-ml-py is not installed: {_INSTALL}", absent=True)
     if not hasattr(pynvml, "nvmlInit"):
-        return Snapshot(failure=f"the module pynvml at {pynvml.__file__} is not NVIDIA's: pip install nvidia-ml-py")
+        return Snapshot(failure=f"the module pynvml at {pynvml.__file__} is not NVIDIA's: {_INSTALL}", absent=True)
     _accept_old_symbols(pynvml)
     asker = _Asker(pynvml)
     _, why = asker.ask_why("nvmlInit")

@@ -237,6 +237,18 @@ def test_a_foreign_or_missing_binding_is_told_or_tolerated(machine, tmp_path, mo
         assert reason in str(snapshot.failure)
 
 
+def test_without_the_binding_a_host_with_a_driver_is_refused_and_one_without_offers_cpus(
+    machine, tmp_path, monkeypatch
+):
+    machine(boxes.a10_pair())
+    shim(tmp_path, monkeypatch, "raise ImportError")
+    assert examine_host(settings(tmp_path), "a", root=tmp_path).source == "cpu"
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").touch()
+    (gpu,) = examine_host(settings(tmp_path), "a", root=tmp_path).record.gpus
+    assert gpu.unusable == "the package nvidia-ml-py is not installed: pip install nvidia-ml-py"
+
+
 def test_c47_a_lost_gpu_does_not_hide_the_others(machine, tmp_path):
     for how in ("lost", "closed"):
         box = boxes.a10_pair()
