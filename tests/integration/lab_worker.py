@@ -22,6 +22,7 @@ from typing import Any
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--until", type=Path, help="end well, all at the same step, once this file exists")
     parser.add_argument("--step-s", type=float, default=0.2, help="pause between steps")
     parser.add_argument("--no-group", action="store_true", help="no process group: steps are pauses alone")
     parser.add_argument("--group-timeout-s", type=float, default=60)
@@ -62,6 +63,7 @@ def announce() -> None:
         restarts=int(env["TORCHELASTIC_RESTART_COUNT"]),
         master=f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
         devices=env.get("CUDA_VISIBLE_DEVICES"),
+        device=env.get("HEET_DEVICES", "").split(",")[int(env["LOCAL_RANK"]) if "HEET_DEVICES" in env else 0],
         agent=os.getppid(),
     )
 
@@ -110,15 +112,21 @@ def main() -> None:
         save_on_sigterm(args.save_s)
     if args.fail_import:
         import a_module_that_does_not_exist  # type: ignore[import-not-found]  # noqa: F401
-    reduce = (lambda: None) if args.no_group else join_group(args)
+    reduce = (lambda: over(args)) if args.no_group else join_group(args)
     me = identity()
     for step in range(first_step(args.checkpoint), args.steps):
         maybe_fail(args, step, me["rank"])
-        reduce()
+        over = reduce()
         time.sleep(args.step_s)
         emit("STEP", **me, step=step)
         keep_step(args.checkpoint, step + 1, me["rank"])
+        if over:
+            break
     emit("DONE", **me)
+
+
+def over(args: argparse.Namespace) -> bool:
+    return args.until is not None and args.until.exists()
 
 
 def join_group(args: argparse.Namespace) -> Any:
@@ -130,7 +138,13 @@ def join_group(args: argparse.Namespace) -> Any:
     emit("READY", **identity())
     if not args.train:
         ones = torch.ones(4)
-        return lambda: dist.all_reduce(ones.fill_(1.0))
+
+        def step() -> bool:
+            """One all-reduce, in which everybody learns whether somebody has seen the end."""
+            dist.all_reduce(ones.fill_(float(over(args))))
+            return bool(ones[0] > 0)
+
+        return step
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
