@@ -59,9 +59,13 @@ def simulate(
         str, typer.Option(help="Jobs: a trace file, or 'synthetic'. Own, Gavel, Philly, Helios, Alibaba formats.")
     ] = SYNTHETIC,
     cluster: Annotated[str, typer.Option(help="Hosts: TYPE:HOSTSxGPUS,...")] = DEFAULT_CLUSTER,
-    policy: Annotated[str, typer.Option(help=f"Policies to compare, by commas: {', '.join(POLICIES)}.")] = DEFAULT_POLICY,
+    policy: Annotated[
+        str, typer.Option(help=f"Policies to compare, by commas: {', '.join(POLICIES)}.")
+    ] = DEFAULT_POLICY,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs; a shorter trace is run again.")] = None,
-    load: Annotated[float | None, typer.Option(help="Rescale arrivals to this share of the cluster's capacity.")] = None,
+    load: Annotated[
+        float | None, typer.Option(help="Rescale arrivals to this share of the cluster's capacity.")
+    ] = None,
     rigid: Annotated[float | None, typer.Option(help="Share of jobs that take what they request or wait.")] = None,
     max_workers: Annotated[int | None, typer.Option(min=1, help="Most workers of an elastic job.")] = None,
     error: Annotated[float, typer.Option(help="Every prediction is off by this share, up or down.")] = 0.0,
@@ -71,7 +75,9 @@ def simulate(
     ] = DEFAULT_PREDICTOR,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, paired over policies.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    interval: Annotated[float | None, typer.Option(help="Longest time between decisions; default: the policy's.")] = None,
+    interval: Annotated[
+        float | None, typer.Option(help="Longest time between decisions; default: the policy's.")
+    ] = None,
     scale_up_s: Annotated[float, typer.Option(help="Cost of starting or growing a job.")] = 9.0,
     scale_down_s: Annotated[float, typer.Option(help="Cost of shrinking a job.")] = 1.5,
     migrate_s: Annotated[float | None, typer.Option(help="Cost of changing the host type; default: scale-up.")] = None,
@@ -81,6 +87,10 @@ def simulate(
     ] = 0.0,
     host_mtbf_s: Annotated[float, typer.Option(help="Mean time between failures of a host; 0 = never.")] = 0.0,
     host_repair_s: Annotated[float, typer.Option(help="Time until a failed host is back.")] = 3600.0,
+    fence_time_s: Annotated[
+        float, typer.Option(help="A lost host's agents count as stopped after this time; 0 = only when it is back.")
+    ] = 0.0,
+    history: Annotated[bool, typer.Option(help="Let profiles of ended jobs help to predict later ones.")] = True,
     lower_bound: Annotated[bool, typer.Option(help="Compute the lower bound on the mean completion time.")] = True,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -101,11 +111,12 @@ def simulate(
     settings = SimulationSettings(
         cluster=scenario.cluster,
         costs=costs,
-        failures=Failures(host_mtbf_s, host_repair_s),
+        failures=Failures(host_mtbf_s, host_repair_s, fence_time_s),
         interval_s=interval,
         predictor=predictor,
         error=error,
         noise=noise,
+        history=history,
     )
     _check_shares(load, rigid)
     wanted = JobOptions(jobs, load, rigid, max_workers)
@@ -138,7 +149,9 @@ def _scenario(tables: Sequence[Path], trace: str, cluster: str, skip_bad: bool) 
     said = list(notes)
     if read is not None:
         if read.bad:
-            said.append(f"{len(read.bad)} bad rows left out, the first at line {read.bad[0].line}: {read.bad[0].reason}")
+            said.append(
+                f"{len(read.bad)} bad rows left out, the first at line {read.bad[0].line}: {read.bad[0].reason}"
+            )
         said += [f"{n} rows left out: {reason}" for reason, n in read.left_out.items()]
     return Scenario(truth, read, groups, tuple(said))
 

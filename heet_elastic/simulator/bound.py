@@ -53,7 +53,12 @@ class Bounds:
 
 
 def lower_bound(
-    jobs: Sequence[SimJob], truth: Truth, gpus: Mapping[str, int], start_s: float = 0.0, long_jobs: int = 80, bins: int = 48
+    jobs: Sequence[SimJob],
+    truth: Truth,
+    gpus: Mapping[str, int],
+    start_s: float = 0.0,
+    long_jobs: int = 80,
+    bins: int = 48,
 ) -> Bounds:
     """The three bounds for these jobs on a cluster with `gpus` of each type; `start_s` is what a first start costs.
 
@@ -83,7 +88,9 @@ def build_demands(jobs: Sequence[SimJob], truth: Truth, gpus: Mapping[str, int],
     return demands
 
 
-def _options(truth: Truth, types: Sequence[str], gpus: Mapping[str, int], row: str, least: int, most: int) -> list[Option]:
+def _options(
+    truth: Truth, types: Sequence[str], gpus: Mapping[str, int], row: str, least: int, most: int
+) -> list[Option]:
     options = []
     for h, host_type in enumerate(types):
         spans = {n for _, n in truth.rows[row].cells.get(host_type, {})} | {1}

@@ -64,9 +64,10 @@ def build_hosts(groups: Sequence[HostGroup]) -> dict[str, Host]:
             made[group.host_type] = number + 1
             name = f"{group.host_type.lower()}-{number:02d}"
             gpus = tuple(
-                Gpu(uuid=f"{name}/g{i:02d}", host_type=group.host_type, model=group.host_type) for i in range(group.gpus)
+                Gpu(uuid=f"{name}/g{i:02d}", host_type=group.host_type, model=group.host_type)
+                for i in range(group.gpus)
             )
-            hosts[name] = Host(name=name, gpus=gpus, address=name, boot_id="simulated", agents=(f"heet-agent@{name}",))
+            hosts[name] = Host(name=name, gpus=gpus, address=name, boot_id="boot-0", agents=(f"heet-agent@{name}",))
     return hosts
 
 

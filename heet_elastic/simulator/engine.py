@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -22,6 +22,7 @@ from heet_elastic.coordinator.decide import decide
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import AgentState, Allocation
 from heet_elastic.scheduler.api import Policy
+from heet_elastic.simulator.clock import Clock
 from heet_elastic.simulator.cluster import build_hosts
 from heet_elastic.simulator.feed import Feed
 from heet_elastic.simulator.jobs import SimJob
@@ -29,8 +30,7 @@ from heet_elastic.simulator.metrics import RunResult, Sample, Span
 from heet_elastic.simulator.progress import Body, Workers
 from heet_elastic.simulator.settings import SimulationSettings
 from heet_elastic.simulator.truth import Truth
-from heet_elastic.simulator.world import LEADER, World, agent_name
-from heet_elastic.simulator.clock import Clock
+from heet_elastic.simulator.world import LEADER, World
 
 STALLED_S = 30 * 86400.0
 """Virtual time without any event of a job after which a run is given up: its jobs can never start."""
@@ -94,6 +94,7 @@ class Simulation:
         self.log: list[str] = []
         self._open: dict[tuple[str, str], tuple[float, int]] = {}
         self._wake = 0
+        self._boots = 0
         self._finished = 0
         self._moved_at = 0.0
 
@@ -202,6 +203,8 @@ class Simulation:
         self._note("host down", host)
 
     def _up(self, host: str) -> None:
+        self._boots += 1
+        self.hosts[host] = replace(self.hosts[host], boot_id=f"boot-{self._boots}")
         self.world.return_host(self.hosts[host], self.active)
         self._schedule_failure(host)
         self._note("host up", host)
@@ -251,7 +254,6 @@ class Simulation:
         had = body.workers
         self._close_spans(body)
         body.stop(now, self.settings.costs.checkpoint_interval_s)
-        self._moved_at = now
         if new.members:
             self._start(body, new, had)
         self._note("round", action.job, new=describe(new), why=new.reason)
@@ -334,7 +336,8 @@ class Simulation:
         self.samples.append(sample)
 
     def _note(self, what: str, name: str, **fields: object) -> None:
-        self._moved_at = self.clock.now
+        if name in self.jobs:
+            self._moved_at = self.clock.now
         self.log.append(json.dumps({"t": round(self.clock.now, 6), "event": what, "name": name, **fields}))
 
     def _result(self, wall_s: float, stopped: bool) -> RunResult:
@@ -377,7 +380,9 @@ def coordinator_settings(settings: SimulationSettings, policy: Policy) -> Coordi
         rescale_down_s=settings.costs.down_s,
         settle_s=0.0,
         settle_most_s=0.0,
-        retention_s=0.0,
+        fence_time_s=settings.failures.fence_s,
+        retention_s=1e12,
+        retained_jobs=0,
         account_interval_s=86400.0 * 365,
         late_join_s=0.0,
         retained_profiles=500 if settings.history else 0,

@@ -23,8 +23,10 @@ from heet_elastic.scheduler.api import DENSE, SPREAD
 from heet_elastic.simulator.progress import Body
 from heet_elastic.simulator.settings import SimulationSettings
 from heet_elastic.simulator.truth import Truth
-from heet_elastic.simulator.world import World, agent_name
+from heet_elastic.simulator.world import World
 
+WRITER = "sampler"
+"""The agent under whose name a job's counters stand: those of all its agents together."""
 WINDOW_S = 5.0
 """Length of the sampler's windows: the number of windows is working time over this."""
 
@@ -137,9 +139,8 @@ class Sampler:
             self._counters(job, configuration, seconds, speed)
             for configuration, (seconds, speed) in self._cells.get(job, {}).items()
         )
-        host = next(iter(body.workers), "")
         progress = RoundProgress(round_, steps=body.done) if body.done > 0 else RoundProgress(round_)
-        return SampleRecord(agent=agent_name(job, host), round=round_, cells=cells, rounds=(progress,))
+        return SampleRecord(agent=WRITER, round=round_, cells=cells, rounds=(progress,))
 
     def _count(self, body: Body, now: float) -> None:
         configuration = body.configuration

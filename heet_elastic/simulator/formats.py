@@ -15,7 +15,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,9 @@ def _read_text(path: Path) -> str:
     if tarfile.is_tarfile(path):
         with tarfile.open(path) as archive:
             files = [m for m in archive if m.isfile()]
-            chosen = next((m for m in files if Path(m.name).name in TRACE_MEMBERS), files[0] if len(files) == 1 else None)
+            chosen = next(
+                (m for m in files if Path(m.name).name in TRACE_MEMBERS), files[0] if len(files) == 1 else None
+            )
             member = archive.extractfile(chosen) if chosen else None
             if member is None:
                 raise UsageError(f"{path}: none of {', '.join(TRACE_MEMBERS)} is in this archive")
@@ -141,7 +143,7 @@ def _seconds(text: str) -> float | None:
     match = re.match(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d", text)
     if match is None:
         raise ValueError(f"{text!r} is no time")
-    return datetime.fromisoformat(match[0]).replace(tzinfo=timezone.utc).timestamp()
+    return datetime.fromisoformat(match[0]).replace(tzinfo=UTC).timestamp()
 
 
 def _helios(text: str) -> Rows:
@@ -184,7 +186,12 @@ def _openb(text: str) -> Rows:
         elif gpus == 1 and float(row["gpu_milli"] or 1000) < 1000:
             yield line, PART_OF_A_GPU
         else:
-            job = {"job_id": row["name"], "submit_time_s": submit, "requested": gpus, "duration_s": max(end - start, 1.0)}
+            job = {
+                "job_id": row["name"],
+                "submit_time_s": submit,
+                "requested": gpus,
+                "duration_s": max(end - start, 1.0),
+            }
             yield line, job
 
 
@@ -217,7 +224,10 @@ def _pai(text: str, first_line: int = 1) -> Rows:
             seen[name] = seen.get(name, 0) + 1
             gpus = max(1, instances * -(-int(share) // 100))
             job_id = name if seen[name] == 1 else f"{name}/{seen[name]}"
-            yield line, {"job_id": job_id, "submit_time_s": start, "requested": gpus, "duration_s": max(end - start, 1.0)}
+            yield (
+                line,
+                {"job_id": job_id, "submit_time_s": start, "requested": gpus, "duration_s": max(end - start, 1.0)},
+            )
 
 
 def _philly(path: Path, text: str) -> Rows:

@@ -20,7 +20,17 @@ from heet_elastic.simulator.cluster import HostGroup
 from heet_elastic.simulator.traces import Trace, TraceJob
 from heet_elastic.simulator.truth import Truth
 
-DUMP_COLUMNS = ("job", "total_work", "requested", "submit_time_s", "id", "priority", "rigid", "min_workers", "max_workers")
+DUMP_COLUMNS = (
+    "job",
+    "total_work",
+    "requested",
+    "submit_time_s",
+    "id",
+    "priority",
+    "rigid",
+    "min_workers",
+    "max_workers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,9 @@ class Resolved:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def resolve_jobs(trace: Trace, truth: Truth, groups: Sequence[HostGroup], options: JobOptions, skip_bad: bool) -> Resolved:
+def resolve_jobs(
+    trace: Trace, truth: Truth, groups: Sequence[HostGroup], options: JobOptions, skip_bad: bool
+) -> Resolved:
     """The jobs that the cluster will see. Deterministic in `options.seed`.
 
     Raises UsageError when a job's row cannot run on this cluster at all (unless `skip_bad`), or no work can be derived.
@@ -181,7 +193,9 @@ def _repeated(entries: Sequence[TraceJob], count: int | None) -> list[TraceJob]:
     return repeated
 
 
-def _resolve(entry: TraceJob, rows: _Rows, options: JobOptions, rng: np.random.Generator, counts: dict[str, int]) -> SimJob:
+def _resolve(
+    entry: TraceJob, rows: _Rows, options: JobOptions, rng: np.random.Generator, counts: dict[str, int]
+) -> SimJob:
     drawn, chance = rows.draw(rng), float(rng.random())  # always drawn, so that one job's fields never shift another's
     row, matched = _row_of(entry, rows)
     if row is None:
@@ -246,7 +260,9 @@ def _notes(counts: Mapping[str, int], options: JobOptions, median: str) -> tuple
         notes.append(f"{counts['assigned']} jobs without a known model got one, drawn with seed {options.seed}")
         notes.append(f"work without a unit of the tables = duration x speed as requested on {median}")
     if counts["clamped"]:
-        notes.append(f"{counts['clamped']} jobs request more GPUs than were measured or exist: they get the most that is")
+        notes.append(
+            f"{counts['clamped']} jobs request more GPUs than were measured or exist: they get the most that is"
+        )
     if counts["unrunnable"]:
         notes.append(f"{counts['unrunnable']} jobs left out: they cannot run on this cluster")
     return tuple(notes)

@@ -230,9 +230,7 @@ def bootstrap(values: Sequence[float]) -> Ratio:
 
 def _over_jobs(a: RunResult, b: RunResult) -> Ratio:
     """With one seed: the ratio of means, its interval over resampled jobs (the same jobs in both runs)."""
-    mine, other = (
-        {j.job: j.finish_s - j.submit_s for j in r.jobs if j.finish_s is not None} for r in (a, b)
-    )
+    mine, other = ({j.job: j.finish_s - j.submit_s for j in r.jobs if j.finish_s is not None} for r in (a, b))
     common = sorted(mine.keys() & other.keys())
     if not common:
         return Ratio(float("nan"), float("nan"), float("nan"), over="jobs")

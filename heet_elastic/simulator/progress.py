@@ -91,7 +91,13 @@ class Body:
         self.epoch += 1
 
     def start(
-        self, now: float, workers: Workers, configuration: Configuration | None, rate: float, efficiency: float, cost_s: float
+        self,
+        now: float,
+        workers: Workers,
+        configuration: Configuration | None,
+        rate: float,
+        efficiency: float,
+        cost_s: float,
     ) -> None:
         """It gets these workers now and works after `cost_s`."""
         wait = now - self.waiting_since

@@ -43,13 +43,22 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Host failures: mean time between failures of one host (0 = never) and the time until it is back."""
+    """Host failures: mean time between failures of one host (0 = never) and the time until it is back.
+
+    fence_s: after this time agents of a lost host count as stopped (the coordinator's `fence_time_s`; 0 = only when the
+    host is back): until then a job of which no agent survives waits.
+    """
 
     mtbf_s: float = 0.0
     repair_s: float = 3600.0
+    fence_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for flag, value in (("--host-mtbf-s", self.mtbf_s), ("--host-repair-s", self.repair_s)):
+        for flag, value in (
+            ("--host-mtbf-s", self.mtbf_s),
+            ("--host-repair-s", self.repair_s),
+            ("--fence-time-s", self.fence_s),
+        ):
             if not math.isfinite(value) or value < 0:
                 raise UsageError(f"{flag} is {value}: expected a finite number >= 0")
 

@@ -53,7 +53,9 @@ def _csv_rows(path: Path, skip_bad: bool, notes: list[str]) -> list[Row]:
 
 def _merged(one: Row, two: Row, path: Path) -> Row:
     if one.unit != two.unit:
-        raise UsageError(f"{path}: {two.name!r} is in {two.unit} here and in {one.unit} in another table; name them apart")
+        raise UsageError(
+            f"{path}: {two.name!r} is in {two.unit} here and in {one.unit} in another table; name them apart"
+        )
     cells = {t: dict(c) for t, c in one.cells.items()}
     for host_type, more in two.cells.items():
         cells.setdefault(host_type, {}).update(more)

@@ -70,7 +70,9 @@ def read_trace(path: Path, skip_bad: bool = False) -> Trace:
     if trace.bad and not skip_bad:
         shown = "; ".join(f"line {b.line}: {b.reason}" for b in trace.bad[:MAX_SHOWN])
         more = f"; and {len(trace.bad) - MAX_SHOWN} more" if len(trace.bad) > MAX_SHOWN else ""
-        raise UsageError(f"{path}: {len(trace.bad)} bad rows ({shown}{more}); mend them, or leave them out with --skip-bad")
+        raise UsageError(
+            f"{path}: {len(trace.bad)} bad rows ({shown}{more}); mend them, or leave them out with --skip-bad"
+        )
     if not trace.jobs:
         raise UsageError(f"{path}: no job to run in this trace ({_why_empty(trace)})")
     return trace

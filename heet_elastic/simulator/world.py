@@ -40,9 +40,9 @@ from heet_elastic.simulator.jobs import SimJob
 LEADER = "simulated-leader"
 
 
-def agent_name(job: str, host: str) -> str:
-    """The one agent that a simulated job has on a host."""
-    return f"{job[:60]}@{host}"
+def agent_name(job: str, host: Host) -> str:
+    """The one agent that a simulated job has on a host, since its last boot."""
+    return f"{job[:60]}@{host.name}/{host.boot_id}"
 
 
 class World:
@@ -89,7 +89,7 @@ class World:
 
     def _agent(self, job: str, host: Host) -> AgentRecord:
         return AgentRecord(
-            agent=agent_name(job, host.name),
+            agent=agent_name(job, host),
             host=host.name,
             address=host.name,
             state=AgentState.WAITING,
@@ -161,14 +161,14 @@ class World:
     def lose_host(self, host: str, jobs: Iterable[str]) -> None:
         """The host and every agent on it vanish; `jobs`: all that are in the system."""
         self.revision += 1
-        self.hosts.pop(host, None)
+        gone = self.hosts.pop(host)
         for job in jobs:
             view = self.jobs.get(job)
-            if view is not None and (name := agent_name(job, host)) in view.agents:
+            if view is not None and (name := agent_name(job, gone)) in view.agents:
                 self.jobs[job] = replace(view, agents={a: v for a, v in view.agents.items() if a != name})
 
     def return_host(self, host: Host, jobs: Iterable[str]) -> None:
-        """The host is back, with a new waiting agent of every job in the system."""
+        """The host is back (booted anew), with a new waiting agent of every job in the system."""
         self.revision += 1
         self.hosts[host.name] = host
         for job in jobs:

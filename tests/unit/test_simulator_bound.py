@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from heet_elastic.simulator.truth import Row, Truth
 def best_schedule(demands, gpus):
     """Smallest sum of completion times over all schedules that change only at whole seconds."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(now, left):
         if all(work <= 1e-9 for work in left):
             return 0.0

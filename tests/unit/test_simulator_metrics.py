@@ -54,7 +54,12 @@ def test_ratios_are_paired_by_seed_with_the_first_policy_as_one():
 
 
 def test_seeds_that_are_not_complete_for_every_policy_are_left_out_and_said():
-    runs = [run("x", 0, [outcome()]), run("y", 0, [outcome()]), run("x", 1, [outcome()]), run("y", 1, [], complete=False)]
+    runs = [
+        run("x", 0, [outcome()]),
+        run("y", 0, [outcome()]),
+        run("x", 1, [outcome()]),
+        run("y", 1, [], complete=False),
+    ]
     c = compare(runs, ["x", "y"], {})
     assert c.seeds == 1
     assert "1 of 2 seeds" in c.notes[0]
