@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from heet_elastic.errors import UsageError
 from heet_elastic.store.etcd import Endpoint, EtcdSettings, parse_endpoints
-from heet_elastic.store.etcd.connection import _target
+from heet_elastic.store.etcd.channel import target_of
 
 ONE = parse_endpoints("h")
 
@@ -118,4 +118,4 @@ def test_addresses_share_a_grpc_target_where_grpc_can_tell_their_names_apart(
 ) -> None:
     """With TLS each member is checked against its own name, which one target cannot do."""
     settings = EtcdSettings(parse_endpoints(text), **fields)  # type: ignore[arg-type]
-    assert _target(settings, settings.endpoints) == target
+    assert target_of(settings, settings.endpoints) == target

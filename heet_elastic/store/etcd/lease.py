@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -160,7 +161,7 @@ class LeaseKeeper:
         """Renew `due` in one stream. Whatever fails is tried again `_RETRIES` times a TTL."""
         sent_at = time.monotonic()
         for lease in due:
-            lease.next_beat = sent_at + lease.ttl_s / _RETRIES
+            lease.next_beat = sent_at + lease.ttl_s / _RETRIES * random.uniform(0.8, 1.2)
         timeout_s = min(min(lease.ttl_s / 4, lease.last_ack + lease.ttl_s - sent_at) for lease in due)
         try:
             for response in self._keep_alive(due, max(timeout_s, 0.05)):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from heet_elastic.errors import UsageError
-from heet_elastic.store.etcd.connection import check_files
+from heet_elastic.store.etcd.channel import check_files
 from heet_elastic.store.etcd.settings import EtcdSettings
 
 log = logging.getLogger(__name__)

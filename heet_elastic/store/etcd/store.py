@@ -131,11 +131,13 @@ class EtcdStore:
         with self._lock:
             watches = list(self._watches)
         for watch in watches:
+            watch.end()
+        self._connector.close()  # ends what the threads below may be waiting for
+        for watch in watches:
             watch.close()
         self._keeper.close()
         if self._certificates is not None:
             self._certificates.close()
-        self._connector.close()
 
     def _call(self, method: str, request: Any, asked: str, retry: bool = False) -> Any:
         return self._connector.call("kv", method, request, asked, retry)

@@ -19,7 +19,8 @@ import grpc
 from heet_elastic.errors import HeetError
 from heet_elastic.store.api import Entry, Event
 from heet_elastic.store.etcd import errors
-from heet_elastic.store.etcd.connection import Channel, Connector, backoff
+from heet_elastic.store.etcd.channel import Channel
+from heet_elastic.store.etcd.connection import Connector, backoff
 from heet_elastic.store.etcd.errors import Kind
 from heet_elastic.store.etcd.etcd3_loader import load
 
@@ -86,11 +87,15 @@ class EtcdWatch:
             if self._call is not None:
                 self._call.cancel()
 
-    def close(self) -> None:
-        """End the watch and join its thread (unless called from it)."""
+    def end(self) -> None:
+        """Begin to close: no callback starts any more."""
         self._closed.set()
-        self._on_close(self)
         self.move()
+
+    def close(self) -> None:
+        """End the watch and join its thread (unless called from it). Waits for a call to etcd that is under way."""
+        self.end()
+        self._on_close(self)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
