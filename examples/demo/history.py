@@ -15,7 +15,7 @@ from heet_elastic.coordinator.decide.table import refresh
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import Configuration, JobView, Snapshot
 from heet_elastic.predictor import METHODS
-from heet_elastic.predictor.api import Source
+from heet_elastic.predictor.api import Predictor, Source
 from heet_elastic.predictor.samples import merge_rounds
 from heet_elastic.scheduler.api import DENSE
 
@@ -63,6 +63,7 @@ class History:
     settings: CoordinatorSettings
     changes: list[Change] = field(default_factory=list)
     table: Table = field(default_factory=Table)
+    _fitted: tuple[object, Predictor] | None = None
 
     def look(self, snapshot: Snapshot, now: float) -> list[Change]:
         """Take in a snapshot; the changes that it shows for the first time."""
@@ -72,8 +73,7 @@ class History:
             view = snapshot.jobs.get(change.job)
             if change.first_step_at is None and view is not None and _stepped(view, change.round):
                 change.first_step_at = now
-        predictor = METHODS[self.settings.predictor](list(snapshot.profiles.values()), np.random.default_rng(0))
-        self.table = refresh(self.table, snapshot, predictor, self.settings.most_workers)
+        self.table = refresh(self.table, snapshot, self._predictor(snapshot), self.settings.most_workers)
         return new
 
     def of(self, job: str, kind: str | None = None) -> list[Change]:
@@ -99,6 +99,12 @@ class History:
             if found is not None:
                 judged.append((change, found))
         return judged
+
+    def _predictor(self, snapshot: Snapshot) -> Predictor:
+        if self._fitted is None or self._fitted[0] != snapshot.profiles:
+            fit = METHODS[self.settings.predictor]
+            self._fitted = (snapshot.profiles, fit(list(snapshot.profiles.values()), np.random.default_rng(0)))
+        return self._fitted[1]
 
     def _change(self, view: JobView, now: float) -> Change | None:
         if view.allocation is None:

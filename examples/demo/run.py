@@ -23,7 +23,6 @@ from examples.demo.screen import Screen
 from examples.demo.stage import CNN, HOSTS, TRANSFORMER, Stage, measure_pace
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.predictor.api import Source
-from tests.integration.harness import Cluster
 
 LONGEST_S = 225.0
 TOLERANCE = 0.30
@@ -41,7 +40,7 @@ class Director:
         """Look until `condition`; False (and remembered as missing) when it has not come within `timeout_s`."""
         deadline = min(time.monotonic() + timeout_s, self.deadline)
         while time.monotonic() < deadline:
-            snapshot = self.stage.lab.snapshot()
+            snapshot = self.stage.snapshot()
             for change in self.history.look(snapshot, time.monotonic()):
                 self.screen.say(f"{change}. {change.reason}")
             self.screen.show(snapshot, self.history)
@@ -118,7 +117,7 @@ def summary(director: Director) -> list[str]:
         times = [c.seconds for c in rounds if c.kind == kind and c.seconds is not None]
         if times:
             say(f"  {kind:8} {len(times)}x, {mean(times):.1f} s from the decision to the first step")
-    snapshot = director.stage.lab.snapshot()
+    snapshot = director.stage.snapshot()
     records = [r for view in snapshot.jobs.values() for r in view.samples.values()]
     say(f"samples taken: {sum(r.datagrams for r in records)} messages of workers")
     wrong += judge(history, say)
@@ -155,8 +154,8 @@ def run(folder: Path, screen: Screen) -> list[str]:
         paces = dict(zip((j.name for j in jobs), pool.map(lambda j: measure_pace(j, folder), jobs), strict=True))
     for name, pace in paces.items():
         screen.line(f"  with a core of its own, one worker of {name} makes {pace.steps_per_s:.1f} steps/s here")
-    with Cluster(folder, conf={"ttl_s": 3}) as lab:
-        director = Director(Stage(lab, paces), History(CoordinatorSettings()), screen)
+    with Stage(folder, paces) as stage:
+        director = Director(stage, History(CoordinatorSettings()), screen)
         with screen:
             play(director)
         return summary(director)

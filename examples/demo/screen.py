@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import time
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +28,6 @@ class Screen:
         self.picture = picture
         self.begun = time.monotonic()
         self._live: Live | None = None
-        self._most_jobs = 0
 
     def __enter__(self) -> Screen:
         if not self.plain:
@@ -56,8 +57,8 @@ class Screen:
         picture = view(snapshot, history)
         if self._live is not None:
             self._live.update(picture, refresh=True)
-        running = sum(view.allocation is not None and view.result is None for view in snapshot.jobs.values())
-        if self.picture is not None and running >= 2:
+        live = [job for job, v in snapshot.jobs.items() if v.result is None]
+        if self.picture is not None and len(live) > 1 and all(speed_of(job, history) for job in live):
             paint(picture, self.picture)
 
 
@@ -76,8 +77,7 @@ def view(snapshot: Snapshot, history: History) -> Group:
         hosts.add_row(name, f"{len(host.gpus)} x {', '.join(kinds)}", ", ".join(held) or "free")
     jobs = Table("job", "phase", "runs on", "steps/s", "last decision", title="jobs", title_justify="left")
     for job, v in sorted(snapshot.jobs.items()):
-        where = history.configuration(job)
-        speed = history.measured(job).get(where) if where is not None else None
+        where, speed = history.configuration(job), speed_of(job, history)
         status = v.status.record if v.status is not None else None
         jobs.add_row(
             job,
@@ -89,9 +89,15 @@ def view(snapshot: Snapshot, history: History) -> Group:
     return Group(hosts, jobs)
 
 
+def speed_of(job: str, history: History) -> float | None:
+    """Measured steps/s of the job where it is now."""
+    where = history.configuration(job)
+    return None if where is None else history.measured(job).get(where)
+
+
 def paint(picture: Group, path: Path) -> None:
-    """Write `picture` as SVG."""
-    console = Console(record=True, width=PICTURE_WIDTH, file=path.with_suffix(".txt").open("w"))
+    """Write `picture` as SVG, without the web fonts that rich would load."""
+    console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO())
     console.print(picture)
-    path.with_suffix(".txt").unlink()
-    console.save_svg(str(path), title="heet")
+    svg = console.export_svg(title="heet")
+    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))

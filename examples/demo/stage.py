@@ -6,10 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from examples.demo.limiter import cpu_s
+from heet_elastic.model import Snapshot
+from heet_elastic.store.keys import Keys
+from heet_elastic.store.mirror import Mirror
+from heet_elastic.store.snapshot import SnapshotDecoder
 from tests.integration.harness import Agent, Cluster
 from tests.integration.processes import Proc, free_port
 
@@ -80,17 +86,34 @@ def measure_pace(job: DemoJob, folder: Path, steps: int = 30) -> Pace:
 
 
 class Stage:
-    """Starts what the story needs; everything ends with the cluster that it is built on."""
+    """Starts what the story needs, looks at the store as `heet status` does, and ends everything on exit."""
 
-    def __init__(self, lab: Cluster, paces: Mapping[str, Pace]) -> None:
-        self.lab = lab
+    def __init__(self, folder: Path, paces: Mapping[str, Pace]) -> None:
+        self.lab = lab = Cluster(folder, conf={"ttl_s": 3, "sample_interval_s": 1, "stop_grace_s": 15})
         self.paces = paces
         self.agents: list[Agent] = []
+        self._open = ExitStack()
+        lab.etcd.start()
+        store = self._open.enter_context(lab.store())
+        self._mirror = self._open.enter_context(closing(Mirror(store, Keys().root, Keys())))
+        self._mirror.start()
+        self._decoder = SnapshotDecoder(Keys())
         self.coordinator: Proc = lab.start_coordinator(*COORDINATOR_FLAGS)
         free_s = 1.2 * max(p.start_s for p in paces.values())
         shares = [f"{h.name}={h.share}" for h in HOSTS]
         limiter = [sys.executable, str(EXAMPLES / "demo" / "limiter.py"), "--mark", lab.mark]
         self.limiter = lab.start("limiter", [*limiter, "--free-cpu-s", f"{free_s:.1f}", *shares])
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._open.close()
+        self.lab.shut_down()
+
+    def snapshot(self) -> Snapshot:
+        """What the store says now."""
+        return self._decoder.decode(*self._mirror.drain()).snapshot
 
     def steps(self, job: DemoJob) -> int:
         """Steps that give `job` its seconds of work on this machine."""
@@ -112,7 +135,7 @@ class Stage:
                     f"--steps={steps}",
                     f"--checkpoints={self.lab.folder / 'checkpoints' / job.name}",
                 ],
-                conf={"total_steps": steps, "sample_interval_s": 1, "stop_grace_s": 15},
+                conf={"total_steps": steps},
                 env={"HEET_INVENTORY": str(INVENTORY)},
             )
             self.agents.append(agent)
@@ -123,4 +146,6 @@ class Stage:
             if not proc.alive:
                 return f"the {proc.name} ended with {proc.popen.returncode}:\n{proc.tail(15)}"
         failed = next((a for a in self.agents if a.popen.poll() not in (None, 0)), None)
-        return failed and f"{failed.name} (job {failed.job}) ended with {failed.popen.returncode}:\n{failed.tail(15)}"
+        if failed is None:
+            return None
+        return f"{failed.name} (job {failed.job}) ended with {failed.popen.returncode}:\n{failed.tail(15)}"
