@@ -16,6 +16,7 @@ from typing import Protocol
 
 from heet_elastic.agents.collector import Collector
 from heet_elastic.agents.guard import DeviceGuard
+from heet_elastic.agents.health import HostMonitor
 from heet_elastic.errors import HeetError, StoreUnavailableError
 from heet_elastic.model import Configuration, Failure, HostRecord, Result, RoundStore
 from heet_elastic.rendezvous.protocol import advance
@@ -39,6 +40,9 @@ from heet_elastic.store.keys import Keys
 from heet_elastic.store.records import encode
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""How often locks and health of the host's devices are looked at."""
 
 TICK_S = 0.05
 """How often workers are looked at: some microseconds each."""
@@ -78,12 +82,13 @@ class Member:
         source: WorldSource,
         guard: DeviceGuard,
         collector: Collector,
-        host: HostRecord,
+        health: HostMonitor,
         local: Local,
         say: Callable[[str], None],
     ) -> None:
         self._settings, self._protocol, self._store, self._keys = settings, protocol, store, keys
-        self._source, self._guard, self._collector, self._host, self._say = source, guard, collector, host, say
+        self._source, self._guard, self._collector, self._health, self._say = source, guard, collector, health, say
+        self._host = health.current()
         self.changed = threading.Condition()
         self._local = local
         self._memory = Memory()
@@ -297,15 +302,24 @@ class Member:
         if self._lease is None or not self._lease.alive:
             self._lease = self._store.lease(self._settings.ttl_s, lambda _reason: self._source.poke())
             self._host_written = None
-        if not self._watching and now >= self._next_locks:
-            self._next_locks = now + 2.0
-            locked = self._guard.locked_by_others([g.uuid for g in self._host.gpus])
-            self._host = replace(self._host, locked=locked)
+        if now >= self._next_locks:
+            self._next_locks = now + LOOK_S
+            self._look_at_host()
         wanted = (self._lease.id, self._host)
         if self._host_written != wanted:
             put = Put(self._keys.host(self._host.host, self._host.agent), encode(self._host), self._lease.id)
             if isinstance(self._store.txn(list(self._source.fence()), [put]), Committed):
                 self._host_written = wanted
+
+    def _look_at_host(self) -> None:
+        """Health of the devices, and while idle their locks; a dead reaper is replaced while workers live."""
+        locked = self._host.locked
+        if self._watching:
+            self._guard.start()
+        else:
+            locked = self._guard.locked_by_others([g.uuid for g in self._host.gpus])
+        current = self._health.current(self._guard.held, self._guard.alive)
+        self._host = replace(current, locked=locked)
 
     def _apply(self, action: Action) -> None:
         if self._lease is None:

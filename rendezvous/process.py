@@ -14,7 +14,8 @@ from typing import Any
 
 from heet_elastic.agents.collector import Collector
 from heet_elastic.agents.guard import DeviceGuard
-from heet_elastic.agents.hosts import HostSettings, check_workers, probe_host
+from heet_elastic.agents.health import HostMonitor
+from heet_elastic.agents.hosts import HostSettings, check_workers, monitor_host, probe_host
 from heet_elastic.agents.locks import lock_dir
 from heet_elastic.agents.visible import worker_environment
 from heet_elastic.errors import StoreUnavailableError, WaitTimeoutError
@@ -41,6 +42,7 @@ class Process:
     member: Member
     source: MirroredWorld
     store: Store
+    health: HostMonitor
 
     def address_for(self, allocation: Allocation) -> str:
         """The address under which the round's other members reach this one.
@@ -58,6 +60,7 @@ class Process:
     def close(self) -> None:
         """Last words, lease back, locks back, connections closed."""
         self.member.close()
+        self.health.close()
         self.guard.close()
         self.source.close()
         self.store.close()
@@ -101,7 +104,8 @@ def open_process(
         _reach(store, source, settings, say)
         here = HostSettings.from_environment(os.environ, nproc=nproc)
         address = settings.local_addr or here.address or local_address(endpoints[0].host, endpoints[0].port)
-        host = probe_host(replace(here, address=address), agent)
+        here = replace(here, address=address)
+        host = probe_host(here, agent)
         check_workers(host, nproc, virtual_local_rank)
     except BaseException:
         source.close()
@@ -114,8 +118,10 @@ def open_process(
     protocol = ProtocolSettings(
         ttl_s=settings.ttl_s, acknowledge_s=settings.acknowledge_timeout, self_formed=settings.self_formed
     )
-    member = Member(settings, protocol, store, keys, source, guard, collector, host, local, say)
-    return Process(agent, local.address, guard, member, source, store)
+    health = monitor_host(here, host)
+    health.start()
+    member = Member(settings, protocol, store, keys, source, guard, collector, health, local, say)
+    return Process(agent, local.address, guard, member, source, store, health)
 
 
 def _reach(store: EtcdStore, source: MirroredWorld, settings: RendezvousSettings, say: Callable[[str], None]) -> None:

@@ -116,11 +116,11 @@ def main() -> None:
     me = identity()
     for step in range(first_step(args.checkpoint), args.steps):
         maybe_fail(args, step, me["rank"])
-        over = reduce()
+        ends = reduce()
         time.sleep(args.step_s)
         emit("STEP", **me, step=step)
         keep_step(args.checkpoint, step + 1, me["rank"])
-        if over:
+        if ends:
             break
     emit("DONE", **me)
 
