@@ -45,6 +45,7 @@ class Chaos:
     agents: dict[tuple[str, str], Agent] = field(default_factory=dict)
     coordinators: list[Proc] = field(default_factory=list)
     frozen: dict[int, tuple[Agent, float]] = field(default_factory=dict)
+    leaving: list[Agent] = field(default_factory=list)
 
     def begin(self) -> None:
         """Start everything and wait until every job steps."""
@@ -129,6 +130,7 @@ class Chaos:
         agent = self._some()
         if agent is not None:
             agent.terminate()
+            self.leaving.append(agent)
         return agent is not None
 
     def _freeze(self) -> bool:
@@ -171,6 +173,8 @@ class Chaos:
     def finish(self) -> dict[str, list[int]]:
         """Tell the jobs to finish, with every agent back; exit codes of the agents that were alive, by job."""
         self._thaw(True)
+        for agent in self.leaving:
+            agent.wait(60)
         for job in self.jobs:
             for host in self.hosts:
                 self.join(job, host)
@@ -244,6 +248,8 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         wait_until(lambda: not live_keys(lab), 30, lambda: f"no live keys are left: {live_keys(lab)}")
     finally:
         orphans = lab.shut_down()
+        for pid, line in orphans.items():
+            print(f"outlived its torchrun: {pid} {line}", file=sys.stderr)
         if args.keep:
             print(f"logs: {folder}", file=sys.stderr)
     lost = {job: steps_lost(lab, job) for job in chaos.jobs}

@@ -312,7 +312,9 @@ def _restore(world: World, memory: Memory) -> Restore | None:
 
 def _waiting_reason(world: World, otherwise: str) -> str:
     if world.job.status is not None:
-        return world.job.status.record.reason
+        said, round_ = world.job.status.record.reason, world.job.allocation
+        runs = round_ is not None and bool(round_.record.members)
+        return f"this agent is a spare now; the job: {said}" if runs else said
     if world.epoch is not None and not world.led:
         return "no coordinator leads now: start heet-coordinator"
     return otherwise or "the coordinator has not decided yet"
