@@ -69,7 +69,7 @@ class Chaos:
             nnodes=f"1:{len(self.hosts)}",
             args=[*args, "--group-timeout-s=30"],
             max_restarts=RESTARTS,
-            conf={"ttl_s": 2, "lost_peer_grace_s": 1, "late_join_s": 1},
+            conf={"ttl_s": 2, "lost_peer_grace_s": 1, "late_join_s": 60},
             env={"HEET_INVENTORY": str(inventory)},
         )
 

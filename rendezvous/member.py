@@ -312,12 +312,10 @@ class Member:
                 self._host_written = wanted
 
     def _look_at_host(self) -> None:
-        """Health of the devices, and while idle their locks; a dead reaper is replaced while workers live."""
-        locked = self._host.locked
+        """Health of the devices and locks of others on them; a dead reaper is replaced while workers live."""
         if self._watching:
             self._guard.start()
-        else:
-            locked = self._guard.locked_by_others([g.uuid for g in self._host.gpus])
+        locked = self._guard.locked_by_others([g.uuid for g in self._host.gpus])
         current = self._health.current(self._guard.held, self._guard.alive)
         self._host = replace(current, locked=locked)
 

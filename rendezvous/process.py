@@ -17,6 +17,7 @@ from heet_elastic.agents.guard import DeviceGuard
 from heet_elastic.agents.health import HostMonitor
 from heet_elastic.agents.hosts import HostSettings, check_workers, monitor_host, probe_host
 from heet_elastic.agents.locks import lock_dir
+from heet_elastic.agents.node_records import ENV_RUN
 from heet_elastic.agents.visible import worker_environment
 from heet_elastic.errors import StoreUnavailableError, WaitTimeoutError
 from heet_elastic.model import Allocation
@@ -78,14 +79,16 @@ def open_process(
     """Open everything but the member's thread. Raises the errors of heet_elastic.errors, leaving nothing open."""
     keys = Keys(settings.prefix)
     endpoints = parse_endpoints(settings.endpoint)
+    incarnation = submitted_run(settings.job, os.environ)
     asked = asked_spec(
         settings,
         nproc=nproc,
         script=script_name(entrypoint, args),
-        incarnation=uuid.uuid4().hex[:12],
+        incarnation=incarnation or uuid.uuid4().hex[:12],
         user=_user(),
         origin=os.environ.get("SLURM_JOB_ID", ""),
     )
+    asked = replace(asked, submitted=incarnation is not None)
     agent = uuid.uuid4().hex[:12]
     folder = lock_dir(os.environ)
     store = EtcdStore(
@@ -145,6 +148,12 @@ def _reach(store: EtcdStore, source: MirroredWorld, settings: RendezvousSettings
                 say(f"etcd at {settings.endpoint} does not answer yet: {e}")
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
+
+
+def submitted_run(job: str, environ: Mapping[str, str]) -> str | None:
+    """The run of `job` for which a heet-agent started this torchrun (`agents.node_command`); None = a person did."""
+    incarnation, _, name = environ.get(ENV_RUN, "").partition(" ")
+    return incarnation if incarnation and name == job else None
 
 
 def local_address(towards: str, port: int) -> str:

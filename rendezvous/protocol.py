@@ -100,10 +100,13 @@ def _enter(world: World, me: Local, memory: Memory) -> tuple[Memory, Target | No
         return _stay_in(world, me, memory)
     if not world.connected:
         return memory, Target(Order.IDLE, "etcd does not answer"), ()
+    if me.asked.submitted:
+        return _enter_submitted(world, me, memory)
     if spec is None:
         return memory, Target(Order.IDLE, "the job is being registered"), (CreateSpec(me.asked),)
     differs = differences(me.asked, spec.record)
-    alive = any(a != me.agent for a in world.job.agents)
+    # A submitted job lives while it has no agent: it waits for its turn.
+    alive = any(a != me.agent for a in world.job.agents) or (spec.record.submitted and result is None)
     if result is not None and result.record.incarnation == spec.record.incarnation:
         if world.job.ended and not differs and me.asked.origin == spec.record.origin:
             return memory, Target(Order.FINISH, result.record.reason, result=result.record), ()
@@ -120,6 +123,18 @@ def _enter(world: World, me: Local, memory: Memory) -> tuple[Memory, Target | No
                 Target(Order.IDLE, "a new run of this id begins"),
                 (ReplaceJob(me.asked, spec.mod_revision, 0),),
             )
+    return replace(memory, spec=spec.record, generation=world.generation), None, ()
+
+
+def _enter_submitted(world: World, me: Local, memory: Memory) -> tuple[Memory, Target | None, tuple[Action, ...]]:
+    """A heet-agent's torchrun takes part in the run that it was started for and in no other; it begins none."""
+    spec, result = world.job.spec, world.job.result
+    if spec is None:
+        return memory, Target(Order.IDLE, "etcd does not know the job (any more)"), ()
+    if spec.record.incarnation != me.asked.incarnation:
+        return memory, Target(Order.REFUSE, f"another run of job {me.asked.job!r} has begun under this id"), ()
+    if result is not None and result.record.incarnation == spec.record.incarnation:
+        return memory, Target(Order.FINISH, result.record.reason, result=result.record), ()
     return replace(memory, spec=spec.record, generation=world.generation), None, ()
 
 

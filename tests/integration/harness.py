@@ -26,14 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from heet_elastic.model import JobView, Snapshot
-from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
-from heet_elastic.store.keys import Keys
-from heet_elastic.store.snapshot import SnapshotDecoder
-from heet_elastic.model import AgentRecord
+from heet_elastic.model import AgentRecord, JobView, Snapshot
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
 from heet_elastic.store.keys import Keys
 from heet_elastic.store.records import decode
+from heet_elastic.store.snapshot import SnapshotDecoder
 from tests.checkout import ROOT, announce_entry_points
 from tests.integration.etcd import Etcd
 from tests.integration.processes import Proc, ended_by_itself, new_mark, wait_until
@@ -123,7 +120,7 @@ class Cluster:
 
     def start(self, name: str, command: Sequence[str], **env: str) -> Proc:
         """Any command of the test, with its output in `folder/logs`."""
-        mark = f"{self.mark}:{len(self.procs)}"
+        mark = f"{self.mark}:{len(self.procs)}:"
         log = self.folder / "logs" / f"{len(self.procs):02d}-{name}.log"
         proc = Proc.start(name, mark, command, self.environment(**env), log)
         self.procs.append(proc)
@@ -171,7 +168,7 @@ class Cluster:
         )
         number = len(self.procs)
         log = self.folder / "logs" / f"{number:02d}-torchrun-{host}.log"
-        proc = Proc.start(f"torchrun on {host}", f"{self.mark}:{number}", command, environment, log)
+        proc = Proc.start(f"torchrun on {host}", f"{self.mark}:{number}:", command, environment, log)
         agent = Agent(proc.name, proc.mark, proc.log, proc.popen, host=host, job=job)
         self.procs.append(agent)
         return agent
