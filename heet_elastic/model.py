@@ -193,6 +193,7 @@ class JobSpec:
     origin: str = ""  # what started it, e.g. the Slurm job: another origin is another run
     submitted: bool = False  # heet-agents can start torchruns of it; no part of what is compared under a live id
     requested_workers: int | None = None  # what a launcher without elasticity would ask for; None = its fewest agents
+    most_per_host: int | None = None  # submitted: --nproc-per-node of every torchrun of it; None = what each host has
 
     def __post_init__(self) -> None:
         check_id("job id", self.job)
@@ -200,6 +201,8 @@ class JobSpec:
             raise ValueError(f"hosts {self.min_hosts}:{self.max_hosts}: expected 1 <= MIN <= MAX")
         if self.min_workers < 1 or (self.max_workers is not None and self.max_workers < self.min_workers):
             raise ValueError(f"workers {self.min_workers}:{self.max_workers}: expected 1 <= min_workers <= max_workers")
+        if self.most_per_host is not None and self.most_per_host < 1:
+            raise ValueError(f"{self.most_per_host} workers per host: expected at least 1")
         if self.multiple_of < 1:
             raise ValueError(f"multiple_of is {self.multiple_of}: expected a whole number >= 1")
         if any(w < 1 for w in self.allowed_workers):
@@ -406,6 +409,8 @@ class Account:
     exclusions: tuple[Exclusion, ...] = ()
     rounds_seen: int = 0
     paused: bool = False
+    ran_round: int = 0  # the last round that is known to have begun, and its members; 0 = none, or they have stopped
+    ran: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

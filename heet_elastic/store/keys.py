@@ -91,6 +91,15 @@ class Keys:
         """Prefix of all claims."""
         return f"{self.prefix}/claims/"
 
+    @property
+    def nodes(self) -> str:
+        """Prefix of what heet-agents say of themselves."""
+        return f"{self.prefix}/nodes/"
+
+    def node(self, host: str) -> str:
+        """`agents.node_records.NodeRecord`: where a host's heet-agent listens, and the token that it wants to see."""
+        return f"{self.nodes}{encode_id(host)}"
+
     def host(self, host: str, agent: str) -> str:
         """One process's record of its host."""
         return f"{self.hosts}{encode_id(host)}/{encode_id(agent)}"
@@ -151,6 +160,14 @@ class Keys:
         """Wanted."""
         return f"{self.job(job)}wanted/{encode_id(host)}"
 
+    def command(self, job: str) -> str:
+        """`agents.node_records.JobCommand` of a submitted job; may hold secrets, so no snapshot shows it."""
+        return f"{self.job(job)}command"
+
+    def start(self, job: str, host: str) -> str:
+        """`agents.node_records.StartReport`: a heet-agent could not keep a torchrun of this job alive."""
+        return f"{self.job(job)}starts/{encode_id(host)}"
+
     def done(self, job: str, agent: str) -> str:
         """Done."""
         return f"{self.job(job)}done/{encode_id(agent)}"
@@ -173,8 +190,8 @@ class Keys:
 
     def run(self, job: str) -> tuple[str, ...]:
         """Every key of a job's run but its spec; those that end in a slash are prefixes."""
-        single = ("allocation", "frozen", "result", "ended", "account", "status", "control")
-        several = ("agents/", "wanted/", "done/", "samples/", "rounds/", "failures/")
+        single = ("allocation", "frozen", "result", "ended", "account", "status", "control", "command")
+        several = ("agents/", "wanted/", "starts/", "done/", "samples/", "rounds/", "failures/")
         return tuple(f"{self.job(job)}{name}" for name in single + several)
 
     def failure(self, job: str, round_: int, agent: str) -> str:
@@ -198,18 +215,32 @@ class Keys:
                 return Name("host", who=decode_id(agent), host=decode_id(host))
             case ["claims", host]:
                 return Name("claims", host=decode_id(host))
+            case ["nodes", host]:
+                return Name("node", host=decode_id(host))
             case ["profiles", name]:
                 return Name("profile", who=decode_id(name))
             case [
                 "jobs",
                 job,
-                "spec" | "allocation" | "frozen" | "result" | "ended" | "account" | "status" | "control" as kind,
+                (
+                    "spec"
+                    | "allocation"
+                    | "frozen"
+                    | "result"
+                    | "ended"
+                    | "account"
+                    | "status"
+                    | "control"
+                    | "command"
+                ) as kind,
             ]:
                 return Name(kind, job=decode_id(job))
             case ["jobs", job, "agents", agent]:
                 return Name("agent", job=decode_id(job), who=decode_id(agent))
             case ["jobs", job, "wanted", host]:
                 return Name("wanted", job=decode_id(job), host=decode_id(host))
+            case ["jobs", job, "starts", host]:
+                return Name("start", job=decode_id(job), host=decode_id(host))
             case ["jobs", job, "done" | "samples" as kind, agent]:
                 return Name(kind, job=decode_id(job), who=decode_id(agent))
             case ["jobs", job, "rounds", number, "store"] if _ROUND.fullmatch(number):

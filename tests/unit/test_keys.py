@@ -58,17 +58,19 @@ def test_every_key_says_what_it_is_about(job: str, who: str, number: int) -> Non
         KEYS.profile(job): Name("profile", who=job),
         KEYS.agent(job, who): Name("agent", job=job, who=who),
         KEYS.wanted(job, who): Name("wanted", job=job, host=who),
+        KEYS.start(job, who): Name("start", job=job, host=who),
+        KEYS.node(who): Name("node", host=who),
         KEYS.done(job, who): Name("done", job=job, who=who),
         KEYS.samples(job, who): Name("samples", job=job, who=who),
         KEYS.round_store(job, number): Name("round_store", job=job, round=number),
         KEYS.failure(job, number, who): Name("failure", job=job, who=who, round=number),
     }
-    for kind in ("spec", "allocation", "frozen", "result", "account", "status", "control"):
+    for kind in ("spec", "allocation", "frozen", "result", "account", "status", "control", "command"):
         expected[getattr(KEYS, kind)(job)] = Name(kind, job=job)
     for kind in ("store_id", "epoch", "leader"):
         expected[getattr(KEYS, kind)] = Name(kind)
     assert {key: KEYS.parse(key) for key in expected} == expected
-    assert len(expected) == 19
+    assert len(expected) == 22
 
 
 @pytest.mark.parametrize("job", AWKWARD)

@@ -76,11 +76,12 @@ def demand_of(
     startable = startable_hosts(state, hosts, avoid)
     for g, group in enumerate(inventory.groups if startable else ()):
         if group.host in startable:
-            limit_G[g] = len(group.devices)
+            limit_G[g] = min(len(group.devices), spec.most_per_host or len(group.devices))
     each_host = _most_per_host(offers)
     least, most, exact, per_host = max(spec.min_workers, spec.min_hosts), spec.max_workers or 1 << 30, 0, 0
     least_hosts, most_hosts = -(-spec.min_hosts // max(each_host, 1)), spec.max_hosts
-    whole = offers[0].most_workers if offers else max((len(g.devices) for g in inventory.groups), default=1)
+    whole = spec.most_per_host or max((len(g.devices) for g in inventory.groups), default=1)
+    whole = offers[0].most_workers if offers else whole
     if spec.rigid:
         alike = each_host <= 1 and len({o.most_workers for o in offers}) <= 1
         if alike:
