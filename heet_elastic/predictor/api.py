@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,15 @@ class Predictor(Protocol):
 
         Vectorised over jobs; deterministic.
         """
+
+
+@runtime_checkable
+class Covarying(Predictor, Protocol):
+    """A predictor that knows how the errors of its cells hang together: then the best next cell can be computed."""
+
+    def covariance(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> FloatArray:
+        """Posterior covariance of ln(throughput) between `configurations` for each job (J x K x K)."""
+        ...
 
 
 Fit = Callable[[Sequence[Profile], np.random.Generator], Predictor]

@@ -55,3 +55,11 @@ def complete(
     source_JK = np.where(measured_JK, np.int8(Source.MEASURED), source_JK).astype(np.int8)
     keep = [grid.index[c] for c in configurations]
     return Completion(tuple(configurations), np.exp(log_JK[:, keep]), std_JK[:, keep], source_JK[:, keep])
+
+
+def empty(jobs: int, configurations: Sequence[Configuration]) -> Completion:
+    """The completion of no job, or of no configuration."""
+    shape = (jobs, len(configurations))
+    return Completion(
+        tuple(configurations), np.ones(shape), np.zeros(shape), np.full(shape, Source.PRIOR, dtype=np.int8)
+    )

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from heet_elastic.model import Configuration, Profile
 from heet_elastic.predictor.api import Completion, FloatArray, Observations
 from heet_elastic.predictor.finish import complete, sources
-from heet_elastic.predictor.gaussian import condition
+from heet_elastic.predictor.gaussian import Conditioned, condition, conditioned_covariance
 from heet_elastic.predictor.gpus import prior_speed
-from heet_elastic.predictor.rows import Grid, gather, grid_of
+from heet_elastic.predictor.rows import Grid, Rows, gather, grid_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class LinePrior:
     rest_length: float = 1.0  # over how much of ln w it changes
 
 
+@lru_cache(maxsize=32)
 def line_mean(grid: Grid, prior: LinePrior) -> FloatArray:
     """Mean of ln T over the grid (K), for a job of scale 1."""
     speed_H = np.log([prior_speed(h) for h in grid.host_types]) if grid.host_types else np.zeros(0)
@@ -46,6 +48,7 @@ def line_mean(grid: Grid, prior: LinePrior) -> FloatArray:
     return line_K
 
 
+@lru_cache(maxsize=32)
 def line_covariance(grid: Grid, prior: LinePrior) -> FloatArray:
     """Covariance of ln T over the grid (K x K)."""
     same_KK = grid.type_K[:, None] == grid.type_K[None, :]
@@ -74,9 +77,22 @@ class LogLines:
         """Complete the rows of `jobs` (see `api.Predictor`)."""
         grid = grid_of(configurations, (c for job in jobs for c, _ in job.cells))
         rows = gather(jobs, grid)
-        mean_K = self.scale + line_mean(grid, self.prior)
-        log_JK, std_JK = condition(mean_K[None, :], line_covariance(grid, self.prior), rows)
-        return complete(log_JK, std_JK, sources(grid, rows), rows, grid, configurations)
+        found = self.posterior(grid, rows)
+        return complete(found.mean_JK, found.std_JK, sources(grid, rows), rows, grid, configurations)
+
+    def posterior(self, grid: Grid, rows: Rows) -> Conditioned:
+        """ln T over `grid` given `rows`."""
+        return condition(self.scale + line_mean(grid, self.prior), line_covariance(grid, self.prior), rows)
+
+    def covariance(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> FloatArray:
+        """Posterior covariance of ln T (J x K x K; see `api.Covarying`)."""
+        grid = grid_of(configurations, (c for job in jobs for c, _ in job.cells))
+        keep = [grid.index[c] for c in configurations]
+        return self.covariance_on(grid, gather(jobs, grid))[:, keep][:, :, keep]
+
+    def covariance_on(self, grid: Grid, rows: Rows) -> FloatArray:
+        """Posterior covariance of ln T over `grid`."""
+        return conditioned_covariance(line_covariance(grid, self.prior), rows)
 
 
 def fit_loglines(history: Sequence[Profile], rng: np.random.Generator) -> LogLines:  # noqa: ARG001

@@ -92,6 +92,10 @@ class Rows:
         """Which entries are cells."""
         return self.column_JN >= 0
 
+    def take(self, jobs: IntArray) -> Rows:
+        """The rows of these jobs."""
+        return Rows(self.column_JN[jobs], self.log_JN[jobs], self.std_JN[jobs])
+
     def dense(self, columns: int) -> tuple[FloatArray, BoolArray]:
         """(log_JK, measured_JK), 0 where not measured."""
         jobs = self.column_JN.shape[0]
@@ -117,7 +121,7 @@ def cell_std(cell: Cell) -> float:
 def gather(jobs: Sequence[Observations], grid: Grid) -> Rows:
     """The rows of `jobs` on `grid`. Cells that are not usable, or whose configuration the grid lacks, are left out.
 
-    Of two cells of one configuration the later in the tuple counts.
+    Of two cells of one configuration the later in the tuple counts. N >= 1, so that no method has to look for it.
     """
     index = grid.index
     found: list[dict[int, tuple[float, float]]] = []
@@ -128,7 +132,7 @@ def gather(jobs: Sequence[Observations], grid: Grid) -> Rows:
             if column is not None and usable(cell):
                 row[column] = (math.log(cell.throughput), cell_std(cell))
         found.append(row)
-    most = max((len(r) for r in found), default=0)
+    most = max((len(r) for r in found), default=1) or 1
     column_JN = np.full((len(jobs), most), -1, dtype=np.int64)
     log_JN, std_JN = np.zeros((len(jobs), most)), np.zeros((len(jobs), most))
     for j, row in enumerate(found):
