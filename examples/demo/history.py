@@ -113,7 +113,9 @@ class History:
         known = self.of(view.job)
         if known and known[-1].round >= allocation.round:
             return None
-        before, after = self.configuration(view.job), allocation.configuration
+        # A job that moves may wait for its new devices in a round without members: what it had before that counts.
+        before = next((c.after for c in reversed(known) if c.after is not None), None)
+        after = allocation.configuration
         change = Change(view.job, allocation.round, kind_of(before, after), before, after, allocation.reason, now)
         change.expected, change.source = self._expected(view.job, after)
         return change

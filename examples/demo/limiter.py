@@ -1,11 +1,11 @@
 """Make pretend hosts of different speed on one machine: hold each worker to a share of a core.
 
-    python limiter.py --mark MARK --free-cpu-s 3 fast=0.4 slow=0.1
+    python limiter.py --mark MARK fast=0.4 slow=0.1
 
 A worker that has used more processor time than its share is stopped (SIGSTOP) until it is due again (SIGCONT), as a
 slower processor would have made it wait; waiting for other workers costs it nothing. What is limited is found by its
-environment: `HEET_LAB_MARK` starts with MARK, `HEET_HOST` names the host, `LOCAL_RANK` makes it a worker. The first
-seconds of processor time of each worker are free: importing torch is no training.
+environment: `HEET_LAB_MARK` starts with MARK, `HEET_HOST` names the host, `LOCAL_RANK` makes it a worker. A worker is
+free until its process group exists (gloo's threads do): importing torch is no training.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ def worker_hosts(mark: str) -> dict[int, str]:
     return found
 
 
+def trains(pid: int) -> bool:
+    """Whether the process has joined a gloo process group."""
+    with contextlib.suppress(OSError):
+        return any("gloo" in (task / "comm").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    return False
+
+
 def cpu_s(pid: int) -> float:
     """Processor time of a process with all its threads, to the nanosecond; OSError when it has ended."""
     return time.clock_gettime((~pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
@@ -51,22 +58,20 @@ class Worker:
     pid: int
     share: float
     seen_cpu_s: float
-    credit_s: float
+    credit_s: float = 0.0
     stopped: bool = False
 
     def settle(self, passed_s: float) -> None:
         """Book `passed_s` of wall time and what was used in it, then stop or continue. OSError when it has ended."""
         cpu = cpu_s(self.pid)
         used, self.seen_cpu_s = cpu - self.seen_cpu_s, cpu
-        if self.credit_s < BURST_S:  # what is left of the free start is not added to
-            self.credit_s = min(self.credit_s + self.share * passed_s, BURST_S)
-        self.credit_s -= used
+        self.credit_s = min(self.credit_s + self.share * passed_s, BURST_S) - used
         if self.stopped != (self.credit_s < 0):
             self.stopped = not self.stopped
             os.kill(self.pid, signal.SIGSTOP if self.stopped else signal.SIGCONT)
 
 
-def limit(mark: str, shares: Mapping[str, float], free_cpu_s: float) -> None:
+def limit(mark: str, shares: Mapping[str, float]) -> None:
     """Hold workers to their shares until our parent has ended or we are told to stop; then let all go on."""
     workers: dict[int, Worker] = {}
     parent, scanned, now = os.getppid(), 0.0, time.monotonic()
@@ -76,8 +81,9 @@ def limit(mark: str, shares: Mapping[str, float], free_cpu_s: float) -> None:
             if now - scanned > SCAN_S:
                 scanned = now
                 for pid, host in worker_hosts(mark).items():
-                    if pid not in workers and host in shares:
-                        workers[pid] = Worker(pid, shares[host], 0.0, free_cpu_s)
+                    if pid not in workers and host in shares and trains(pid):
+                        with contextlib.suppress(OSError):
+                            workers[pid] = Worker(pid, shares[host], cpu_s(pid))
             for worker in list(workers.values()):
                 try:
                     worker.settle(passed_s)
@@ -94,11 +100,10 @@ def main() -> None:
     """Read the arguments and limit until the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mark", required=True)
-    parser.add_argument("--free-cpu-s", type=float, default=0.0)
     parser.add_argument("shares", nargs="+", metavar="HOST=SHARE")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: exit(0))
-    limit(args.mark, {host: float(share) for host, share in (s.split("=") for s in args.shares)}, args.free_cpu_s)
+    limit(args.mark, {host: float(share) for host, share in (s.split("=") for s in args.shares)})
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def run(folder: Path, screen: Screen) -> list[str]:
         jobs = (CNN, TRANSFORMER)
         paces = dict(zip((j.name for j in jobs), pool.map(lambda j: measure_pace(j, folder), jobs), strict=True))
     for name, pace in paces.items():
-        screen.line(f"  with a core of its own, one worker of {name} makes {pace.steps_per_s:.1f} steps/s here")
+        screen.line(f"  with a core of its own, one worker of {name} makes {pace:.1f} steps/s here")
     with Stage(folder, paces) as stage:
         director = Director(stage, History(CoordinatorSettings()), screen)
         with screen:

@@ -35,13 +35,13 @@ class PretendHost:
 
 HOSTS = (
     PretendHost("turing", "T4", 1, 0.20),
-    PretendHost("pascal", "P100", 1, 0.07),  # 1.6 times a T4 by its datasheet: this one is throttled
+    PretendHost("pascal", "P100", 1, 0.10),  # 1.6 times a T4 by its datasheet: this one is throttled
     PretendHost("volta", "V100", 4, 0.16),
 )
 
 COORDINATOR_FLAGS = (
     *("--cooldown-s=6", "--rescale-up-s=5", "--rescale-down-s=3", "--interval-s=30"),
-    *("--ttl-s=3", "--account-interval-s=2", "--log-level=info"),
+    *("--ttl-s=3", "--account-interval-s=2", "--settle-s=2", "--settle-most-s=6"),
 )
 """Jobs of the demo run for a minute, not for a day: waits that are right for a day are shortened."""
 
@@ -56,39 +56,31 @@ class DemoJob:
     seconds: float  # of work for one whole core
 
 
-CNN = DemoJob("cnn", "train_cnn.py", ("--batch=24", "--size=12"), 34.0)
+CNN = DemoJob("cnn", "train_cnn.py", ("--batch=24", "--size=12"), 27.0)
 TRANSFORMER = DemoJob("transformer", "train_transformer.py", ("--batch=48", "--size=64"), 7.0)
 
 
-@dataclass(frozen=True)
-class Pace:
-    """What a worker does with a processor of its own here: steps per processor second, and seconds until the first."""
-
-    steps_per_s: float
-    start_s: float
-
-
-def measure_pace(job: DemoJob, folder: Path, steps: int = 30) -> Pace:
-    """Run `job` alone and unlimited for a few steps. In processor time, which a busy machine does not stretch."""
+def measure_pace(job: DemoJob, folder: Path, steps: int = 30) -> float:
+    """Steps per second of processor time, which a busy machine does not stretch: `job` alone and unlimited."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / job.script), *job.arguments, f"--steps={steps}", f"--every={steps // 2}"]
     environment = {**os.environ, **alone, "MASTER_PORT": str(free_port())}
-    marks, printed = [], []
+    used_s, printed = [], []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            marks.append(cpu_s(process.pid))
+            used_s.append(cpu_s(process.pid))
             printed.append(line)
-    if process.returncode or len(marks) != 3:
+    if process.returncode or len(used_s) != 3:
         raise RuntimeError(f"{job.script} does not train here: {''.join(printed)}")
-    start, half, _ = marks
-    return Pace((steps // 2) / (half - start), start)
+    start, half, _ = used_s
+    return (steps // 2) / (half - start)
 
 
 class Stage:
     """Starts what the story needs, looks at the store as `heet status` does, and ends everything on exit."""
 
-    def __init__(self, folder: Path, paces: Mapping[str, Pace]) -> None:
+    def __init__(self, folder: Path, paces: Mapping[str, float]) -> None:
         self.lab = lab = Cluster(folder, conf={"ttl_s": 3, "sample_interval_s": 1, "stop_grace_s": 15})
         self.paces = paces
         self.agents: list[Agent] = []
@@ -99,10 +91,9 @@ class Stage:
         self._mirror.start()
         self._decoder = SnapshotDecoder(Keys())
         self.coordinator: Proc = lab.start_coordinator(*COORDINATOR_FLAGS)
-        free_s = 1.2 * max(p.start_s for p in paces.values())
         shares = [f"{h.name}={h.share}" for h in HOSTS]
         limiter = [sys.executable, str(EXAMPLES / "demo" / "limiter.py"), "--mark", lab.mark]
-        self.limiter = lab.start("limiter", [*limiter, "--free-cpu-s", f"{free_s:.1f}", *shares])
+        self.limiter = lab.start("limiter", [*limiter, *shares])
 
     def __enter__(self) -> Stage:
         return self
@@ -117,7 +108,7 @@ class Stage:
 
     def steps(self, job: DemoJob) -> int:
         """Steps that give `job` its seconds of work on this machine."""
-        return round(job.seconds * self.paces[job.name].steps_per_s)
+        return round(job.seconds * self.paces[job.name])
 
     def offer(self, job: DemoJob, *hosts: str) -> None:
         """Start a torchrun of `job` on each host."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo.history import History, kind_of
-from examples.demo.limiter import cpu_s, worker_hosts
+from examples.demo.limiter import cpu_s, trains, worker_hosts
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import (
     Allocation,
@@ -36,7 +36,9 @@ def busy():
     """A worker of a pretend host that would use a whole core."""
     mark = new_mark()
     env = {**os.environ, MARK: mark, "HEET_HOST": "slow", "LOCAL_RANK": "0"}
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], env=env)
+    # The limiter knows a worker that trains by the name of gloo's threads.
+    code = "import threading; open('/proc/self/task/%d/comm' % threading.get_native_id(), 'w').write('gloo_loop')"
+    process = subprocess.Popen([sys.executable, "-c", f"{code}\nwhile True: pass"], env=env)
     yield mark, process.pid
     process.kill()
     process.wait()
@@ -49,7 +51,7 @@ def state(pid: int) -> str:
 
 def test_a_worker_gets_no_more_than_its_share_and_is_let_go_at_the_end(busy):
     mark, pid = busy
-    wait_until(lambda: worker_hosts(mark) == {pid: "slow"}, 10, "the worker is found")
+    wait_until(lambda: worker_hosts(mark) == {pid: "slow"} and trains(pid), 10, "the worker is found")
     command = [sys.executable, str(ROOT / "examples/demo/limiter.py"), "--mark", mark, "slow=0.1"]
     with subprocess.Popen(command) as limiter:
         wait_until(lambda: state(pid) == "T", 20, "the limiter stops the worker")
@@ -77,8 +79,9 @@ def test_what_a_round_does_to_a_job_has_one_word(before, after, kind: str):
     assert kind_of(before, after) == kind
 
 
-def snapshot(round_: int, configuration: Configuration, samples: dict[str, SampleRecord]) -> Snapshot:
-    members = (Member("a", "h", tuple(f"g{n}" for n in range(configuration.workers))),)
+def snapshot(round_: int, configuration: Configuration | None, samples: dict[str, SampleRecord]) -> Snapshot:
+    workers = configuration.workers if configuration is not None else 0
+    members = (Member("a", "h", tuple(f"g{n}" for n in range(workers))),) if workers else ()
     allocation = Allocation(round_, Cause.PLAN, members, "because", configuration=configuration)
     spec = JobSpec("j", "j", "1", total_work=100.0)
     view = JobView("j", spec=Versioned(spec, 1, 1), allocation=Versioned(allocation, 1, round_), samples=samples)
@@ -93,5 +96,7 @@ def test_a_change_is_seen_once_and_ends_with_the_first_step_of_its_round():
     assert (str(grown), grown.seconds) == ("j grows: 1 x T4 -> 4 x V100", None)
     stepped = {"a": SampleRecord("a", 2, rounds=(RoundProgress(2, steps=1.0),))}
     history.look(snapshot(2, V100, stepped), 15.5)
+    assert history.look(snapshot(3, None, stepped), 16.0)[0].kind == "waits"
+    assert history.look(snapshot(4, T4, stepped), 17.0)[0].kind == "shrinks"
     assert grown.seconds == 3.5
     assert history.of("j", "starts")[0].seconds is None
