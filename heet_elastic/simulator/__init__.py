@@ -1,1 +1,1 @@
-"""The simulator: a second caller of the live `decide`, under a virtual clock, with traces, true tables and a lower bound."""
+"""The simulator: a second caller of the live `decide`, under a virtual clock, with traces, true tables and bounds."""

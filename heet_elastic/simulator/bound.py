@@ -1,8 +1,8 @@
 """Lower bounds on the mean completion time of any schedule, so that the distance to the best possible is visible.
 
 Every bound holds for every policy, clairvoyant ones included, that runs a job on one host type at a time. `lower_bound`
-is the largest of three. Jobs are seen as `Demand`s: release r_j (submission + the unavoidable first start), work W_j, and
-the configurations k = (host type h, workers w, speed T_jk) that they may use; N_h is the number of GPUs of type h.
+is the largest of three. Jobs are seen as `Demand`s: release r_j (submission + the unavoidable first start), work W_j,
+and the configurations k = (host type h, workers w, speed T_jk) that they may use; N_h is the number of GPUs of type h.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import coo_matrix
+from scipy.sparse import csr_array
 
 from heet_elastic.simulator.jobs import SimJob
 from heet_elastic.simulator.truth import Truth
@@ -121,10 +122,10 @@ def pooled_srpt(demands: Sequence[Demand], gpus_H: FloatArray) -> float:
 
     Proof: give a GPU of type h the weight s_h > 0. While job j runs in k = (h, w) for a time dt it occupies w s_h dt of
     weighted capacity and does T_jk dt work, so a unit of its work occupies at least min_k s_h w / T_jk; all its work
-    occupies at least q_j = W_j min_k(s_h w / T_jk). The cluster has S = sum_h s_h N_h of it per second. Pool it into one
-    machine of speed S that may serve any job at any share: every real schedule is one of that machine (serve job j with
-    the capacity that it occupies; then j is done no later than in the real schedule). On one machine with releases and
-    preemption, SRPT minimises the sum of completion times (Schrage 1968). s_h is the mean speed of a GPU of type h.
+    occupies at least q_j = W_j min_k(s_h w / T_jk). The cluster has S = sum_h s_h N_h of it per second. Pool it into
+    one machine of speed S that may serve any job at any share: every real schedule is one of that machine (serve job j
+    with the capacity that it occupies; then j is done no later than in the real schedule). On one machine with releases
+    and preemption, SRPT minimises the sum of completion times (Schrage 1968). s_h is the mean speed of a GPU of type h.
     """
     weights = _type_weights(demands, len(gpus_H))
     capacity = float(weights @ gpus_H)
@@ -187,9 +188,9 @@ def binned_lp(demands: Sequence[Demand], gpus_H: FloatArray, long_jobs: int, bin
     [s, s + p_j f_jb], so the integral of t g(t) over b is at least s f_jb + p_j f_jb^2 / 2. Their sum bounds
     M_j = integral of t g(t) dt from below. And C_j - M_j = integral of (C_j - t) g(t) dt is least when all work is as
     late as possible, g = 1/p_j on [C_j - p_j, C_j], where it is p_j / 2. So every schedule is a feasible point with the
-    objective sum C_j: the minimum is a lower bound. Leaving short jobs out only frees capacity; for them C_j >= r_j + p_j. Configurations below the
-    concave hull of (w, T) on their type, (0, 0) included, are left out: a mix of hull points and idling has the same
-    GPU time and speed, and runs no longer.
+    objective sum C_j: the minimum is a lower bound. Leaving short jobs out only frees capacity; for them
+    C_j >= r_j + p_j. Configurations below the concave hull of (w, T) on their type, (0, 0) included, are left out: a
+    mix of hull points and idling has the same GPU time and speed, and runs no longer.
     """
     chosen = sorted(range(len(demands)), key=lambda j: (-demands[j].alone_s, j))[:long_jobs]
     chosen = [j for j in chosen if all(w > 0 for _, w, _ in demands[j].options)]
@@ -222,7 +223,7 @@ def _above(a: Option, b: Option, c: Option) -> bool:
 
 
 def _edges(long: Sequence[Demand], bins: int) -> FloatArray:
-    """Bin edges: quantiles of releases and of moments at which the jobs could end when sharing with up to four others."""
+    """Bin edges: quantiles of releases and of moments at which the jobs could end when sharing the cluster."""
     times = [d.release_s for d in long]
     times += [d.release_s + share * d.alone_s for d in long for share in (0.5, 1.0, 2.0, 4.0)]
     edges = np.quantile(np.array(times), np.linspace(0.0, 1.0, bins + 1))
@@ -243,7 +244,7 @@ def _solve(long: Sequence[Demand], gpus_H: FloatArray, edges: FloatArray) -> flo
     if result.status != 0:
         return 0.0  # the solver gave up: no bound, never a wrong one
     # The optimum of a floating-point solver is trusted to its tolerance: shave it off.
-    return float(result.fun) * (1.0 - 1e-6)
+    return float(result.fun or 0.0) * (1.0 - 1e-6)
 
 
 class _Model:
@@ -307,15 +308,15 @@ class _Model:
             self.ub_limit.append(at * at)
         return squares
 
-    def inequalities(self) -> coo_matrix:
+    def inequalities(self) -> Any:
         """Rows that are <= `ub_limit`."""
         return _matrix(self._ub, len(self.ub_limit), self.columns)
 
-    def equalities(self) -> coo_matrix:
+    def equalities(self) -> Any:
         """Rows that are = 1: all work is done."""
         return _matrix(self._eq, self.jobs, self.columns)
 
 
-def _matrix(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) -> coo_matrix:
+def _matrix(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) -> Any:
     r, c, v = zip(*entries, strict=True)
-    return coo_matrix((np.array(v), (np.array(r), np.array(c))), shape=(rows, columns))
+    return csr_array((np.array(v), (np.array(r), np.array(c))), shape=(rows, columns))

@@ -1,4 +1,4 @@
-"""The simulated cluster: `TYPE:HOSTSxGPUS` text to hosts with devices, under the names that the live store would show."""
+"""The simulated cluster: `TYPE:HOSTSxGPUS` text to hosts with devices, as the live store would show them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parse_cluster(text: str) -> tuple[HostGroup, ...]:
         match = _PART.match(part)
         if match is None:
             raise UsageError(
-                f"--cluster: {part!r} is no host group: expected TYPE:HOSTSxGPUS, separated by commas, e.g. T4:6x4,A100:2x8"
+                f"--cluster: {part!r} is no host group: expected TYPE:HOSTSxGPUS, by commas, e.g. T4:6x4,A100:2x8"
             )
         hosts, gpus = int(match["hosts"]), int(match["gpus"])
         if hosts < 1 or gpus < 1:

@@ -52,7 +52,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens. `stamp`: a job's epoch or a wake's number, so that an event that was overtaken is void."""
+    """Something that happens. `stamp`: a job's epoch or a wake's number; an event that was overtaken is void."""
 
     kind: Kind
     name: str = ""
@@ -95,6 +95,8 @@ class Simulation:
         self._open: dict[tuple[str, str], tuple[float, int]] = {}
         self._wake = 0
         self._boots = 0
+        self._running = self._busy = 0
+        self._efficient = 0.0
         self._finished = 0
         self._moved_at = 0.0
 
@@ -115,8 +117,7 @@ class Simulation:
         return self._result(time.perf_counter() - began, stopped)
 
     def _stalled(self) -> bool:
-        busy = any(b.workers for b in self.active.values())
-        return not busy and len(self.bodies) == len(self.jobs) and self.clock.now - self._moved_at > STALLED_S
+        return not self._busy and len(self.bodies) == len(self.jobs) and self.clock.now - self._moved_at > STALLED_S
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +145,8 @@ class Simulation:
         if self.settings.costs.spread > 0:
             rng = np.random.default_rng([self.settings.seed, 0x636F7374, len(self.bodies)])
             factor = float(rng.lognormal(0.0, self.settings.costs.spread))
-        body = Body(job, cost_factor=factor, since=self.clock.now, waiting_since=self.clock.now)
+        now, interval = self.clock.now, self.settings.costs.checkpoint_interval_s
+        body = Body(job, interval, factor, since=now, waiting_since=now)
         self.bodies[job.job] = self.active[job.job] = body
         self.world.submit(job, self.truth.rows[job.row].family)
         self._note("arrive", job.job)
@@ -153,15 +155,12 @@ class Simulation:
         body = self.bodies[event.name]
         if body.epoch != event.stamp or body.finish_s is not None:
             return False
-        body.advance(self.clock.now, self.settings.costs.checkpoint_interval_s)
-        body.done = body.job.total_work
-        body.finish_s = self.clock.now
+        now = self.clock.now
+        body.finish(now)
         allocation = self.world.jobs[event.name].allocation
-        self.feed.put_sample(self.world, body, self.clock.now)
+        self.feed.put_sample(self.world, body, now)
         self.world.finish(event.name, 0 if allocation is None else allocation.record.round)
-        self._close_spans(body)
-        body.workers = {}
-        body.epoch += 1
+        self._stop(body)
         del self.active[event.name]
         self._finished += 1
         self._note("done", event.name)
@@ -184,7 +183,6 @@ class Simulation:
         body = self.bodies[event.name]
         if body.epoch != event.stamp:
             return False
-        body.advance(self.clock.now, self.settings.costs.checkpoint_interval_s)
         self.feed.put_sample(self.world, body, self.clock.now)
         return True
 
@@ -193,13 +191,11 @@ class Simulation:
         self.clock.at(self.clock.now + wait, Kind.DOWN, Event(Kind.DOWN, host))
 
     def _down(self, host: str) -> None:
-        now, interval = self.clock.now, self.settings.costs.checkpoint_interval_s
         for body in self.active.values():
             if host in body.workers:
-                self._close_spans(body)
-                body.stop(now, interval)
+                self._stop(body)
         self.world.lose_host(host, self.active)
-        self.clock.at(now + self.settings.failures.repair_s, Kind.UP, Event(Kind.UP, host))
+        self.clock.at(self.clock.now + self.settings.failures.repair_s, Kind.UP, Event(Kind.UP, host))
         self._note("host down", host)
 
     def _up(self, host: str) -> None:
@@ -213,8 +209,6 @@ class Simulation:
 
     def _decide(self) -> None:
         now = self.clock.now
-        for body in self.active.values():
-            body.advance(now, self.settings.costs.checkpoint_interval_s)
         self.feed.refresh_samples(self.world, self.active, now)
         snapshot = self.world.snapshot()
         began = time.perf_counter()
@@ -246,14 +240,13 @@ class Simulation:
         return self.coordinator.interval_s
 
     def _allocate(self, action: Allocate) -> None:
-        body, now = self.active.get(action.job), self.clock.now
+        body = self.active.get(action.job)
         if body is None:
             return
         old = self.world.allocate(action)
         new = action.allocation
         had = body.workers
-        self._close_spans(body)
-        body.stop(now, self.settings.costs.checkpoint_interval_s)
+        self._stop(body)
         if new.members:
             self._start(body, new, had)
         self._note("round", action.job, new=describe(new), why=new.reason)
@@ -265,6 +258,9 @@ class Simulation:
         rate, efficiency = self._speed(body, workers)
         cost = self._cost(body, had, workers)
         body.start(now, workers, new.configuration, rate, efficiency, cost)
+        self._running += 1
+        self._busy += body.gpus
+        self._efficient += body.gpus * efficiency
         for host, gpus in workers.items():
             self._open[body.job.job, host] = (now, len(gpus))
         done = body.completion()
@@ -314,6 +310,16 @@ class Simulation:
 
     # -- records -----------------------------------------------------------------------------------------------------
 
+    def _stop(self, body: Body) -> None:
+        """Its workers end now."""
+        if not body.workers:
+            return
+        self._running -= 1
+        self._busy -= body.gpus
+        self._efficient -= body.gpus * body.efficiency
+        self._close_spans(body)
+        body.stop(self.clock.now)
+
     def _close_spans(self, body: Body) -> None:
         for host in body.workers:
             opened = self._open.pop((body.job.job, host), None)
@@ -321,15 +327,12 @@ class Simulation:
                 self.spans.append(Span(body.job.job, host, opened[1], opened[0], self.clock.now))
 
     def _take_sample(self) -> None:
-        running = [b for b in self.active.values() if b.workers]
-        busy = sum(b.gpus for b in running)
-        efficient = sum(b.gpus * b.efficiency for b in running)
         sample = Sample(
             at_s=self.clock.now,
-            running=len(running),
-            waiting=len(self.active) - len(running),
-            busy_gpus=busy,
-            efficiency=efficient / busy if busy else math.nan,
+            running=self._running,
+            waiting=len(self.active) - self._running,
+            busy_gpus=self._busy,
+            efficiency=self._efficient / self._busy if self._busy else math.nan,
         )
         if self.samples and self.samples[-1].at_s == sample.at_s:
             self.samples.pop()
@@ -345,7 +348,7 @@ class Simulation:
         outcomes = []
         for job in self.jobs.values():
             body = self.bodies.get(job.job) or Body(job, waiting_since=self.clock.now, since=self.clock.now)
-            body.advance(self.clock.now, self.settings.costs.checkpoint_interval_s)
+            body.advance(self.clock.now)
             requested_s = job.total_work / self.truth.reference_speed(job.row, job.requested, median)
             outcomes.append(body.outcome(requested_s, self.clock.now))
         unfinished = len(self.jobs) - self._finished
@@ -372,7 +375,7 @@ def describe(allocation: Allocation) -> list[str]:
 
 
 def coordinator_settings(settings: SimulationSettings, policy: Policy) -> CoordinatorSettings:
-    """The live coordinator's settings for a simulated cluster: its costs, its interval, nothing kept longer than needed."""
+    """The live coordinator's settings for a simulated cluster: its costs, its interval, no ended jobs kept."""
     interval_s = settings.interval_s if settings.interval_s is not None else policy.interval_s
     return CoordinatorSettings(
         interval_s=max(interval_s, 1.0),

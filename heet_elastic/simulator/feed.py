@@ -68,13 +68,17 @@ def off_by(speed: NDArray[np.float64], error: float, rng: np.random.Generator) -
 
 
 class TrueFeed:
-    """Perfect curves (off by `error`, if asked for) and exact progress, for policies whose papers assume them."""
+    """Perfect curves (off by `error`, if asked for) for policies whose papers assume them; progress as samples tell."""
 
     samples = False
 
-    def __init__(self, truth: Truth, hosts: Mapping[str, Host], most_workers: int, error: float, seed: int) -> None:
-        self._truth, self._error, self._seed = truth, error, seed
+    def __init__(
+        self, truth: Truth, hosts: Mapping[str, Host], most_workers: int, settings: SimulationSettings
+    ) -> None:
+        self._truth, self._error, self._seed = truth, settings.error, settings.seed
         self._axes = axes_of(hosts, most_workers)
+        self._sample_interval_s = settings.sample_interval_s
+        self._seen_at: dict[str, float] = {}
         self._speeds: dict[str, NDArray[np.float64]] = {}
         self._rows: dict[str, Row] = {}
 
@@ -87,17 +91,20 @@ class TrueFeed:
     def forget(self, job: str) -> None:
         """Drop the row."""
         self._rows.pop(job, None)
+        self._seen_at.pop(job, None)
 
-    def table(self, snapshot: Snapshot, active: Mapping[str, Body], now: float) -> Table:
-        """A row per active job, with its progress as it is."""
+    def table(self, snapshot: Snapshot, active: Mapping[str, Body], now: float) -> Table:  # noqa: ARG002
+        """A row per active job, with its progress."""
         rows = {}
         for job, body in active.items():
             row = self._rows.get(job)
             if row is None:
-                row = self._new_row(body)
-            elif row.done != body.done:
-                row = replace(row, done=body.done)
-            rows[job] = self._rows[job] = row
+                row = self._rows[job] = self._new_row(body)
+            elif body.rate > 0 and now - self._seen_at.get(job, -math.inf) >= self._sample_interval_s:
+                body.advance(now)
+                self._seen_at[job] = now
+                row = self._rows[job] = replace(row, done=body.done)
+            rows[job] = row
         return Table(self._axes, rows)
 
     def _new_row(self, body: Body) -> Row:
@@ -129,7 +136,7 @@ class Sampler:
     def forget(self, job: str) -> None:
         """Drop the job's counters."""
         for known in (self._cells, self._seen):
-            known.pop(job, None)  # type: ignore[attr-defined]
+            known.pop(job, None)
 
     def record(self, body: Body, round_: int, now: float) -> SampleRecord:
         """Everything that the job's workers have counted up to `now` (the body is advanced to it)."""
@@ -210,6 +217,7 @@ class PredictedFeed:
         view = world.jobs[job]
         round_ = 0 if view.allocation is None else view.allocation.record.round
         if body.configuration is not None and now > body.busy_until:
+            body.advance(now)
             world.put_sample(job, self._sampler.record(body, round_, now))
             self._sampled_at[job] = now
 
@@ -224,7 +232,7 @@ class PredictedFeed:
         """Drop everything about the job."""
         self._sampler.forget(job)
         for known in (self._shown, self._errors, self._sampled_at):
-            known.pop(job, None)  # type: ignore[attr-defined]
+            known.pop(job, None)
 
     def table(self, snapshot: Snapshot, active: Mapping[str, Body], now: float) -> Table:
         """The live table with closed configurations at 0, and predictions off by the error asked for."""

@@ -39,7 +39,8 @@ UNFINISHED = LeftOut("had not ended when the trace was taken")
 PART_OF_A_GPU = LeftOut("asks for less than one GPU")
 
 PAI_TASK_COLUMNS = (
-    "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
+    "job_name", "task_name", "inst_num", "status", "start_time", "end_time",
+    "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
 )  # fmt: skip
 """Columns of pai_task_table.csv, whose header is published as a file of its own."""
 
@@ -48,7 +49,7 @@ TRACE_MEMBERS = ("cluster_job_log", "cluster_log.csv", "pai_task_table.csv")
 
 
 def open_rows(path: Path) -> tuple[str, Rows]:
-    """The format's name and the rows of the file, with line numbers. UsageError when it cannot be read or is unknown."""
+    """The format's name and the rows of the file, with line numbers. UsageError when it is unreadable or unknown."""
     try:
         text = _read_text(path)
     except UnicodeDecodeError:
@@ -119,8 +120,9 @@ def _renamed(names: Mapping[str, str]) -> Callable[[str], Rows]:
 OWN = frozenset({"job", "total_work", "requested", "submit_time_s"})
 _own = _renamed(
     {
-        "id": "job_id", "job": "row", "total_work": "total_work", "requested": "requested", "submit_time_s": "submit_time_s",
-        "priority": "priority", "rigid": "rigid", "min_workers": "min_workers", "max_workers": "max_workers",
+        "id": "job_id", "job": "row", "total_work": "total_work", "requested": "requested",
+        "submit_time_s": "submit_time_s", "priority": "priority", "rigid": "rigid", "min_workers": "min_workers",
+        "max_workers": "max_workers",
     }
 )  # fmt: skip
 _measured = _renamed(
@@ -132,7 +134,7 @@ _measured = _renamed(
 
 
 def _seconds(text: str) -> float | None:
-    """Seconds since 1970 of a number or "YYYY-MM-DD HH:MM:SS" (zone aside, it is the same for all); None = not given."""
+    """Seconds of a number or of "YYYY-MM-DD HH:MM:SS" (zone aside, it is the same for all); None = not given."""
     text = text.strip()
     if text in {"", "None", "nan", "NaN"}:
         return None
@@ -231,7 +233,7 @@ def _pai(text: str, first_line: int = 1) -> Rows:
 
 
 def _philly(path: Path, text: str) -> Rows:
-    """Jobs of Philly's list; the "line" is the entry's position. GPUs of the first attempt, running time of all of them."""
+    """Jobs of Philly's list; the "line" is the entry's position. GPUs of the first attempt, time of all of them."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -271,7 +273,8 @@ def _gavel(text: str) -> Rows:
         steps, scale, priority, _slo, arrival = cells[-5:]
         yield line, {
             "row": re.sub(r" \(scale factor \d+\)$", "", cells[0]),
-            "total_work": steps, "requested": scale, "priority": priority, "submit_time_s": arrival, "work_unit": "steps",
+            "total_work": steps, "requested": scale, "priority": priority, "submit_time_s": arrival,
+            "work_unit": "steps",
         }  # fmt: skip
 
 

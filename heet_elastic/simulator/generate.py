@@ -1,7 +1,7 @@
 """Own tables and traces, so that a simulation runs with no data at all.
 
-Speeds: a roofline for the step (arithmetic or memory traffic, whichever takes longer, at a share of the datasheet's peak)
-plus a ring all-reduce of the gradients over the slowest link, of which a step hides as much as its backward pass lasts:
+Speeds: a roofline for the step (arithmetic or memory traffic, whichever takes longer, at a share of the datasheet's
+peak) plus a ring all-reduce of the gradients over the slowest link, hidden behind the backward pass as far as it lasts:
 
     t(w) = t_forward + max(t_backward, t_ring(w)),   t_ring(w) = 2 (w-1)/w bytes / bandwidth + 2 (w-1) latency
 
@@ -57,7 +57,7 @@ MODELS: tuple[ModelFacts, ...] = (
     ModelFacts("bert-large", 340.0, 79.0, 700, 8, True),
     ModelFacts("gpt2", 124.0, 254.0, 1500, 4, True),
 )
-"""Public model facts (parameters, multiply-adds x 2 at the usual input size); traffic is an estimate from activations."""
+"""Public facts (parameters, multiply-adds x 2 at the usual input size); traffic is an estimate from activations."""
 
 
 def generated_truth(groups: Sequence[HostGroup]) -> Truth:

@@ -23,6 +23,7 @@ class Body:
     """The physical job. Times are virtual seconds; `since` is the moment up to which everything is accounted."""
 
     job: SimJob
+    checkpoint_interval_s: float = 0.0
     cost_factor: float = 1.0
     since: float = 0.0
     done: float = 0.0
@@ -32,6 +33,7 @@ class Body:
     efficiency: float = 0.0
     busy_until: float = 0.0
     workers: Workers = field(default_factory=dict)
+    gpus: int = 0
     configuration: Configuration | None = None
     epoch: int = 0  # grows with every change, so that a completion scheduled before it is void
     start_s: float | None = None
@@ -45,12 +47,7 @@ class Body:
     gpu_s: float = 0.0
     efficient_gpu_s: float = 0.0
 
-    @property
-    def gpus(self) -> int:
-        """Devices that the job holds."""
-        return sum(len(d) for d in self.workers.values())
-
-    def advance(self, now: float, checkpoint_interval_s: float) -> None:
+    def advance(self, now: float) -> None:
         """Account for the time up to `now` at the present rate."""
         if not self.workers:
             self.since = now
@@ -61,10 +58,10 @@ class Body:
             gpu_s = self.gpus * working
             self.gpu_s += gpu_s
             self.efficient_gpu_s += gpu_s * self.efficiency
-            if checkpoint_interval_s > 0:
+            if self.checkpoint_interval_s > 0:
                 worked = self.worked_since_save_s + working
-                self.worked_since_save_s = math.fmod(worked, checkpoint_interval_s)
-                if worked >= checkpoint_interval_s:
+                self.worked_since_save_s = math.fmod(worked, self.checkpoint_interval_s)
+                if worked >= self.checkpoint_interval_s:
                     self.saved = self.done - self.rate * self.worked_since_save_s
         self.since = now
 
@@ -74,21 +71,27 @@ class Body:
             return math.inf
         return max(self.since, self.busy_until) + (self.job.total_work - self.done) / self.rate
 
-    def stop(self, now: float, checkpoint_interval_s: float) -> None:
+    def stop(self, now: float) -> None:
         """Its workers end now (a rescale, a preemption, a lost host): work since the last checkpoint is lost."""
-        self.advance(now, checkpoint_interval_s)
+        self.advance(now)
         if not self.workers:
             return
         if now < self.busy_until:
             self.rescale_s -= self.busy_until - now  # the change before was cut short
-        if checkpoint_interval_s > 0:
+        if self.checkpoint_interval_s > 0:
             if self.rate > 0:
                 self.lost_s += (self.done - self.saved) / self.rate
             self.done = self.saved
             self.worked_since_save_s = 0.0
-        self.workers, self.configuration, self.rate, self.efficiency = {}, None, 0.0, 0.0
+        self.workers, self.gpus, self.configuration, self.rate, self.efficiency = {}, 0, None, 0.0, 0.0
         self.waiting_since = now
         self.epoch += 1
+
+    def finish(self, now: float) -> None:
+        """All its work is done; it still holds its workers."""
+        self.advance(now)
+        self.done = self.saved = self.job.total_work
+        self.finish_s = now
 
     def start(
         self,
@@ -107,7 +110,8 @@ class Body:
             self.start_s = now
         self.starts += 1
         self.since, self.busy_until = now, now + cost_s
-        self.workers, self.configuration = workers, configuration
+        self.workers, self.gpus = workers, sum(len(d) for d in workers.values())
+        self.configuration = configuration
         self.rate, self.efficiency = rate, efficiency
         self.rescale_s += cost_s
         self.epoch += 1

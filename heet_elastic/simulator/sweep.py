@@ -52,7 +52,7 @@ def make_feed(policy: str, jobs: Sequence[SimJob], truth: Truth, settings: Simul
     """Predictions for our policies, true curves for the others (or for all with predictor = "true")."""
     hosts, most = build_hosts(settings.cluster), max(j.max_workers for j in jobs)
     if policy not in OURS or settings.predictor == "true":
-        return TrueFeed(truth, hosts, most, settings.error, settings.seed)
+        return TrueFeed(truth, hosts, most, settings)
     return PredictedFeed(truth, settings, most)
 
 
@@ -104,8 +104,12 @@ def _inline(tasks: Sequence[Task], truth: Truth, progress: Progress) -> dict[int
         if task.policy is None:
             found[task.number] = bound_of(task, truth)
         else:
-            found[task.number] = run_one(task, truth, lambda done, share=share: progress(share + done / len(tasks)))  # type: ignore[misc]
+            found[task.number] = run_one(task, truth, _within(progress, share, len(tasks)))
     return found
+
+
+def _within(progress: Progress, share: float, tasks: int) -> Progress:
+    return lambda done: progress(share + done / tasks)
 
 
 _shared: dict[str, Any] = {}

@@ -64,7 +64,7 @@ class Trace:
 
 
 def read_trace(path: Path, skip_bad: bool = False) -> Trace:
-    """The jobs of `path`. Raises UsageError for an unreadable file, an unknown format, or bad rows unless `skip_bad`."""
+    """The jobs of `path`. UsageError for an unreadable file, an unknown format, or bad rows unless `skip_bad`."""
     format_name, rows = open_rows(path)
     trace = _collect(path.name, format_name, rows)
     if trace.bad and not skip_bad:

@@ -1,4 +1,4 @@
-"""The store as the simulator keeps it: records of hosts, jobs and agents, changed one at a time, and the snapshot of it.
+"""The store as the simulator keeps it: records of hosts, jobs and agents, changed one at a time, and its snapshot.
 
 It plays the part of etcd and of the torchrun agents. Every change of a job replaces that job's JobView and no other, as
 watch events do live, so `decide` recomputes only what changed.

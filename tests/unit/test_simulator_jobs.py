@@ -27,7 +27,10 @@ def entry(i=0, **fields):
     return TraceJob(line=i + 2, job_id=f"j{i}", submit_s=100.0 + 60.0 * i, **fields)
 
 
-def resolve(*entries, options=JobOptions(), skip_bad=False):
+AS_IT_IS = JobOptions()
+
+
+def resolve(*entries, options=AS_IT_IS, skip_bad=False):
     return resolve_jobs(Trace("t.csv", "own", tuple(entries)), TRUTH, GROUPS, options, skip_bad)
 
 
