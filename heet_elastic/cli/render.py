@@ -1,0 +1,117 @@
+"""Rendering of what `picture` fetched: rich tables on a terminal, plain columns elsewhere, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from heet_elastic.cli.picture import HostLine, JobLine, Picture, Speed, host_lines, job_lines
+
+PLAIN_WIDTH = 250
+"""Columns when the output is no terminal: one thing stays on one line."""
+
+COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "waiting": "yellow"}
+
+
+def console() -> Console:
+    """Where commands print."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(width=PLAIN_WIDTH, highlight=False, no_color=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def table(*columns: str) -> Table:
+    """An empty table in heet's style."""
+    return Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+
+
+def jobs_table(lines: Sequence[JobLine]) -> Table:
+    """Jobs, one a row."""
+    shown = table("job", "phase", "workers", "on", "speed", "done", "restarts", "why")
+    for line in lines:
+        left = "" if line.restarts_left is None else f" of {line.restarts_used + line.restarts_left}"
+        shown.add_row(
+            Text(line.job),
+            Text(line.phase, style=COLOURS.get(line.phase, "")),
+            str(line.workers or "-"),
+            Text(line.where or "-"),
+            "-" if line.speed is None else f"{line.speed:.4g} {line.unit}/s",
+            "-" if line.share is None else f"{line.share:.0%}",
+            f"{line.restarts_used}{left}",
+            Text(line.reason),
+        )
+    return shown
+
+
+def hosts_table(lines: Sequence[HostLine]) -> Table:
+    """Hosts, one a row."""
+    shown = table("host", "devices", "free", "held by", "address", "out of use")
+    for line in lines:
+        shown.add_row(
+            Text(line.host),
+            ", ".join(f"{n} x {kind}" for kind, n in sorted(line.types.items())),
+            str(line.free),
+            Text(" ".join(f"{job}:{n}" for job, n in line.held.items()) or "-"),
+            line.address,
+            Text("; ".join(f"{device}: {why}" for device, why in line.unusable.items()) or "-"),
+        )
+    return shown
+
+
+def speeds_table(found: Sequence[Speed], unit: str) -> Table:
+    """Speeds of one job, one configuration a row."""
+    shown = table("configuration", f"measured {unit}/s", f"predicted {unit}/s", "80 % interval", "from")
+    for speed in found:
+        shown.add_row(
+            str(speed.configuration),
+            "-" if speed.measured is None else f"{speed.measured:.4g}",
+            "-" if speed.predicted is None or speed.measured is not None else f"{speed.predicted:.4g}",
+            "-" if speed.low is None or speed.measured is not None else f"{speed.low:.3g} to {speed.high:.3g}",
+            speed.source,
+        )
+    return shown
+
+
+def leader_line(picture: Picture) -> str:
+    """Who leads, as a sentence."""
+    leader = picture.snapshot.leader
+    if leader is not None:
+        who = leader.record
+        return f"{who.host} (pid {who.pid}) leads with policy {who.policy}"
+    if picture.snapshot.epoch is not None:
+        return "no coordinator leads now: jobs train on, nothing is planned (start heet-coordinator)"
+    return "no coordinator has led here yet: jobs form rounds by themselves"
+
+
+def whole(picture: Picture) -> Group:
+    """Leader, hosts and jobs: what `heet status` shows."""
+    hosts, jobs = host_lines(picture), job_lines(picture)
+    parts: list[Any] = [Text(leader_line(picture)), Text("")]
+    parts.append(hosts_table(hosts) if hosts else Text("no hosts: start torchrun or heet-agent somewhere"))
+    parts += [Text(""), jobs_table(jobs) if jobs else Text("no jobs")]
+    parts += [Text(f"unreadable: {problem}") for problem in picture.problems]
+    return Group(*parts)
+
+
+def as_json(picture: Picture) -> dict[str, Any]:
+    """What `heet status --json` prints."""
+    leader = picture.snapshot.leader
+    return {
+        "leader": asdict(leader.record) if leader else None,
+        "hosts": [asdict(line) for line in host_lines(picture)],
+        "jobs": [asdict(line) for line in job_lines(picture)],
+        "problems": list(picture.problems),
+    }
