@@ -384,6 +384,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class PastRound:
+    """A round of a job and who took part."""
+
+    round: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Exclusion:
     """A host that this job must not use for another `remaining_s` seconds."""
 
@@ -409,8 +417,7 @@ class Account:
     exclusions: tuple[Exclusion, ...] = ()
     rounds_seen: int = 0
     paused: bool = False
-    ran_round: int = 0  # the last round that is known to have begun, and its members; 0 = none, or they have stopped
-    ran: tuple[Member, ...] = ()
+    may_run: tuple[PastRound, ...] = ()  # rounds whose workers may still run (coordinator.decide.copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,20 @@ Transaction = tuple[list[Compare], list[Operation]]
 def transactions(actions: Sequence[Action], keys: Keys, snapshot: Snapshot) -> list[tuple[Transaction, list[Action]]]:
     """The actions as transactions in the order in which they must be written, each with the actions that it holds.
 
-    Statuses, accounts and profiles matter to nobody's safety, so they come last and share transactions.
+    Statuses, accounts and profiles share transactions. Accounts come first: they say which round ran last, which must
+    be known before another one is written.
     """
-    said = [a for a in actions if isinstance(a, (SetStatus, SetAccount, SetProfile))]
-    found: list[tuple[Transaction, list[Action]]] = [
-        (transaction(a, keys, snapshot), [a]) for a in actions if not isinstance(a, (SetStatus, SetAccount, SetProfile))
-    ]
-    for start in range(0, len(said), _BATCH):
-        batch: list[Action] = list(said[start : start + _BATCH])
+    accounts = [a for a in actions if isinstance(a, SetAccount)]
+    said = [a for a in actions if isinstance(a, (SetStatus, SetProfile))]
+    single = [a for a in actions if not isinstance(a, (SetStatus, SetAccount, SetProfile))]
+    alone: list[tuple[Transaction, list[Action]]] = [(transaction(a, keys, snapshot), [a]) for a in single]
+    return [*_batches(accounts, keys, snapshot), *alone, *_batches(said, keys, snapshot)]
+
+
+def _batches(actions: Sequence[Action], keys: Keys, snapshot: Snapshot) -> list[tuple[Transaction, list[Action]]]:
+    found: list[tuple[Transaction, list[Action]]] = []
+    for start in range(0, len(actions), _BATCH):
+        batch = list(actions[start : start + _BATCH])
         parts = [transaction(a, keys, snapshot) for a in batch]
         compares = list(dict.fromkeys(c for part, _ in parts for c in part))
         found.append(((compares, [op for _, ops in parts for op in ops]), batch))

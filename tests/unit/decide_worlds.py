@@ -189,7 +189,8 @@ class Lab:
     def decide(self, seconds: float = 1.0) -> Decision:
         """Time passes, one decision is made and written."""
         self.now += seconds
-        self.decision = ask(self.snapshot(), self.policy, self.now, self.memory, self.settings, self.table)
+        self.shot = self.snapshot()
+        self.decision = ask(self.shot, self.policy, self.now, self.memory, self.settings, self.table)
         self.memory = self.decision.memory
         for action in self.decision.actions:
             self._apply(action)
@@ -227,7 +228,7 @@ class Lab:
         member = newest.member(name) if view.result is None else None
         behind = record.round < newest.round
         state = record.state
-        if state is AgentState.RUNNING and (member is None or behind):
+        if (state is AgentState.RUNNING and (member is None or behind)) or (state is AgentState.FAILED and behind):
             self.put_agent(job, replace(record, state=AgentState.STOPPING, round=newest.round))
         elif state is AgentState.STARTING and not behind and member is not None:
             self._use(name, frozenset((member.host, d) for d in member.gpus))

@@ -60,7 +60,8 @@ def test_gpu_seconds_are_kept_by_host_type():
     lab.decide(seconds=0.0)
     lab.policy = {"a": ("V100", 1)}
     lab.memory = replace(lab.memory, chosen_at=None)
-    lab.decide(seconds=10.0)
+    lab.decide(seconds=10.0)  # gives the T4s back
+    lab.decide(seconds=0.0)
     lab.decide(seconds=0.0)
     lab.decide(seconds=7.0)
     assert entry(lab).received_s == (("T4", 20.0), ("V100", 7.0))

@@ -73,12 +73,12 @@ def gpus_by_type(state: JobState, type_of: Mapping[Device, str]) -> dict[str, in
 
 
 def after_round(account: Account, before: JobState | None, state: JobState) -> Account:
-    """The account once a newer round was seen: rescales count where workers went on, and restart the cool-down."""
+    """The account once a newer round was seen: a planned one is a rescale (unless it is the first)."""
     allocation = state.allocation
     if allocation is None or allocation.round <= account.rounds_seen:
         return account
     planned = allocation.cause is Cause.PLAN and bool(allocation.members) and before is not None
-    went_on = planned and before is not None and bool(before.members)
+    went_on = planned and account.ran_s > 0
     return replace(
         account,
         rounds_seen=allocation.round,
@@ -148,5 +148,6 @@ def _facts(account: Account) -> tuple[object, ...]:
         account.rescale_down_s,
         account.rounds_seen,
         account.paused,
+        account.may_run,
         tuple((x.host, x.strikes) for x in account.exclusions),
     )

@@ -112,7 +112,9 @@ def _workers_per_agent(
             for o in mine
         }
         now = {o.agent: sum(d in group.devices for d in _held(state, o.agent, spot.host)) for o in mine}
-        counts[spot.host, spot.host_type] = share = _share(spot.workers, room, now)
+        whole = state.spec is not None and state.spec.rigid
+        share = _share_whole(spot.workers, room, now, mine) if whole else _share(spot.workers, room, now)
+        counts[spot.host, spot.host_type] = share
         for agent, workers in share.items():
             used[agent] = used.get(agent, 0) + workers
     _spread(counts, offers, least)
@@ -132,6 +134,19 @@ def _share(workers: int, room: Mapping[str, int], now: Mapping[str, int]) -> dic
         share[agent] += more
         left -= more
     return {a: n for a, n in share.items() if n > 0}
+
+
+def _share_whole(
+    workers: int, room: Mapping[str, int], now: Mapping[str, int], offers: Sequence[Offer]
+) -> dict[str, int]:
+    """`workers` over whole agents, in the order in which `demand` has picked them: members first, then by name."""
+    share: dict[str, int] = {}
+    left = workers
+    for offer in sorted(offers, key=lambda o: (now[o.agent] == 0, o.agent)):
+        if offer.most_workers <= left and room[offer.agent] == offer.most_workers:
+            share[offer.agent] = offer.most_workers
+            left -= offer.most_workers
+    return share
 
 
 def _spread(

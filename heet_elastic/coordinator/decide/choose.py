@@ -13,10 +13,10 @@ import numpy as np
 
 from heet_elastic.coordinator.api import Memory, Spot, World
 from heet_elastic.coordinator.decide import accounts
+from heet_elastic.coordinator.decide.copies import provable_by_locks, unproven
 from heet_elastic.coordinator.decide.demand import Demand, demand_of, startable_hosts
 from heet_elastic.coordinator.decide.look import Look, names
 from heet_elastic.coordinator.decide.problem import build_problem
-from heet_elastic.coordinator.decide.quiet import proven_by_locks
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.scheduler.api import Policy
@@ -109,7 +109,7 @@ def _situation(world: World, look: Look, settling: frozenset[str]) -> dict[str, 
             state.shape,
             state.job in settling,
             tuple(look.avoid.get(state.job, ())),
-            look.loud.get(state.job),
+            unproven(look.ghosts.get(state.job, ()), state),
             0 if row is None else row.picture,
         )
     for group in look.inventory.groups:
@@ -181,7 +181,7 @@ def _demands(look: Look, world: World, left_alone: frozenset[str]) -> list[Deman
                 continue
             if not state.offers and not startable_hosts(state, world.snapshot.hosts, avoid):
                 continue
-            if not proven_by_locks(state, look.loud.get(state.job, frozenset())):
+            if not provable_by_locks(state, unproven(look.ghosts.get(state.job, ()), state)):
                 continue
         demands.append(demand_of(state, look.inventory, avoid, frozen, world.memory.demands.get(state.job)))
     return demands

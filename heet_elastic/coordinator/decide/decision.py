@@ -11,6 +11,7 @@ Levels, not edges: every write follows from the present store, so a write that w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from heet_elastic.coordinator.api import (
 )
 from heet_elastic.coordinator.decide import accounts, lifecycle
 from heet_elastic.coordinator.decide.choose import Targets, make_choice
+from heet_elastic.coordinator.decide.copies import unproven
 from heet_elastic.coordinator.decide.demand import has_heet_agent
 from heet_elastic.coordinator.decide.look import Look, take_look
 from heet_elastic.coordinator.decide.phases import phase_of, step
@@ -54,7 +56,7 @@ def decide(
     look = take_look(now, world, settings)
     results = lifecycle.endings(look.live, look.timers, now, settings)
     chosen = make_choice(now, world, look, policy, settings, rng)
-    ground = Ground(look.inventory, world.snapshot.hosts, look.avoid, look.loud, world.leader, chosen.reason)
+    ground = Ground(look.inventory, world.snapshot.hosts, look.avoid, look.ghosts, world.leader, chosen.reason)
     over = {r.job for r in results}
     plans = make_plans(
         [s for s in look.live if s.job not in over], chosen.targets, chosen.prices, chosen.left_alone, ground
@@ -145,7 +147,7 @@ def _saves(look: Look, now: float, settings: CoordinatorSettings) -> tuple[dict[
         known = state.account
         if not state.live or (state.job in look.changed and accounts.worth_saving(entry, known, now, settings)):
             saves.append(SetAccount(state.job, entry.account))
-            entry = Entry(entry.account, entry.at, now)
+            entry = replace(entry, saved=now)
         if state.live:
             entries[state.job] = entry
     return entries, saves
@@ -179,7 +181,8 @@ def _wake(
     """Seconds until something becomes due by time alone."""
     assert memory.chosen_at is not None
     moments = [memory.chosen_at + interval_s]
-    for (kind, *_), timer in look.timers.items():
+    unsettled = {s.job for s in look.live if s.job in look.ghosts and unproven(look.ghosts[s.job], s)}
+    for (kind, about, *_), timer in look.timers.items():
         if kind in ("settle", "busy", "over"):
             moments.append(timer.until)
         elif kind == "wanted":
@@ -188,7 +191,7 @@ def _wake(
             moments.append(timer.since + settings.retention_s)
         elif kind == "freed" and look.inventory.layout.locked:
             moments.append(timer.since + settings.lock_report_s + 1.0)
-        elif kind == "gone":
+        elif kind == "gone" and about in unsettled:
             moments.append(timer.since + settings.lock_report_s)
             if settings.fence_time_s > 0:
                 moments.append(timer.since + settings.fence_time_s + settings.ttl_s)

@@ -7,10 +7,10 @@ must last is put into the account (exclusions, learned costs) or becomes a timer
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heet_elastic.coordinator.api import Timer
-from heet_elastic.coordinator.decide import accounts
+from heet_elastic.coordinator.decide import accounts, copies
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import Account, AgentState, Cause, Member
@@ -32,6 +32,9 @@ class Change:
 def apply(change: Change, account: Account, timers: Timers) -> Account:
     """The account after the change; `timers` is brought up to date in place."""
     account = accounts.after_round(account, change.before, change.after)
+    may_run = copies.may_run(change.after, account.may_run)
+    if may_run != account.may_run:
+        account = replace(account, may_run=may_run)
     account = _learned(change, account, timers)
     _arrivals(change, timers)
     if change.before is not None and change.before.result is None and change.after.result is None:
@@ -39,7 +42,7 @@ def apply(change: Change, account: Account, timers: Timers) -> Account:
         account = _left_out(change, change.before, account)
         account = _failing_host(change, change.before, account)
     _joined(change, timers)
-    _gone(change, timers)
+    _gone(change, account, timers)
     _busy(change, timers)
     return account
 
@@ -162,13 +165,12 @@ def _arrivals(change: Change, timers: Timers) -> None:
             timers[key] = Timer(first, until=until)
 
 
-def _gone(change: Change, timers: Timers) -> None:
+def _gone(change: Change, account: Account, timers: Timers) -> None:
     """Since when a host has been lost; the timer's reason is its boot id of that time."""
     state = change.after
-    hosts = {m.host for m in (*state.gone, *state.lost)}
-    before = set() if change.before is None else {m.host for m in (*change.before.gone, *change.before.lost)}
-    for host in before - hosts:
-        timers.pop(("gone", state.job, host), None)
+    hosts = {m.host for p in account.may_run for m in p.members if m.agent not in state.view.agents}
+    for key in [k for k in timers if k[0] == "gone" and k[1] == state.job and k[2] not in hosts]:
+        del timers[key]
     for host in hosts:
         timers.setdefault(("gone", state.job, host), Timer(change.now, reason=change.boots.get(host, "")))
 

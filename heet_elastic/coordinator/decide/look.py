@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from heet_elastic.coordinator.api import Entry, Memory, Timer, World
 from heet_elastic.coordinator.decide import accounts, events
+from heet_elastic.coordinator.decide.copies import Ghost, ghosts_of
 from heet_elastic.coordinator.decide.devices import Device, Inventory, Layout, holders, lay_out, take_stock
-from heet_elastic.coordinator.decide.quiet import loud_hosts
 from heet_elastic.coordinator.decide.state import JobState, state_of
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import Account, Exclusion, Snapshot
@@ -22,8 +22,8 @@ class Look:
     """The store at one moment, condensed. `timers` is this decision's own copy, still to be changed.
 
     live: jobs that can be given something, by name. entries: of jobs that are live or were at the last look; changed:
-    those whose entry differs from the last one. avoid: hosts that a job must not use now. loud: hosts on which workers
-    of a lost round may still run.
+    those whose entry differs from the last one. avoid: hosts that a job must not use now. ghosts: rounds
+    whose workers may still run.
     """
 
     now: float
@@ -34,7 +34,7 @@ class Look:
     changed: frozenset[str]
     timers: dict[tuple[str, ...], Timer]
     avoid: Mapping[str, Mapping[str, Exclusion]]
-    loud: Mapping[str, frozenset[str]]
+    ghosts: Mapping[str, tuple[Ghost, ...]]
 
 
 def take_look(now: float, world: World, settings: CoordinatorSettings) -> Look:
@@ -57,19 +57,23 @@ def take_look(now: float, world: World, settings: CoordinatorSettings) -> Look:
         if entry is not memory.entries.get(state.job):
             changed.add(state.job)
     stock = take_stock(layout, held, releasing, unsure, timers, now)
-    live = tuple(sorted((s for s in states if s.live), key=lambda s: s.job))
-    loud = {s.job: hosts for s in live if s.lost and (hosts := loud_hosts(s, snapshot.hosts, timers, now, settings))}
+    live = tuple(s for s in states if s.live)
+    ghosts = {
+        s.job: found
+        for s in live
+        if (a := entries[s.job].account).may_run and (found := ghosts_of(s, a, snapshot.hosts, timers, now, settings))
+    }
     avoid = {
         s.job: shut for s in live if (e := entries[s.job]).account.exclusions and (shut := accounts.excluded(e, now))
     }
-    return Look(now, states, live, stock, entries, frozenset(changed), timers, avoid, loud)
+    return Look(now, states, live, stock, entries, frozenset(changed), timers, avoid, ghosts)
 
 
 def _states(snapshot: Snapshot, memory: Memory) -> tuple[JobState, ...]:
     known = memory.states
     return tuple(
         s if (s := known.get(job)) is not None and s.view is view else state_of(view)
-        for job, view in snapshot.jobs.items()
+        for job, view in sorted(snapshot.jobs.items())
     )
 
 

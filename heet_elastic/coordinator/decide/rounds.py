@@ -4,8 +4,7 @@ A round is written only when all of its devices are free: jobs that only give go
 their agents have reported so, and the receiver's round follows then. Jobs that wait for one another in a circle (two
 that swap hosts) would wait for ever: one of them gives up what it is to lose at once.
 
-No two copies of a job: a round in which no member of the last one takes part is written only when every vanished
-member's host is proven quiet (`quiet`), or the new round takes the very devices that the vanished members had there.
+No two copies of a job: see `copies`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from heet_elastic.coordinator.api import Allocate, Spot
 from heet_elastic.coordinator.decide.assign import Assignment, assign
+from heet_elastic.coordinator.decide.copies import Ghost, hindrance, unproven
 from heet_elastic.coordinator.decide.devices import Device, Inventory
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.model import (
@@ -48,14 +48,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What plans are made on. avoid: hosts that a job must not use. loud: hosts of a lost round that may still run
-    workers, by job (`quiet`). why: what made the coordinator decide, for the rounds' reasons.
+    """What plans are made on. avoid: hosts that a job must not use. ghosts: rounds whose workers may still run, by
+    job (`copies`). why: what made the coordinator decide, for the rounds' reasons.
     """
 
     inventory: Inventory
     hosts: Mapping[str, Host]
     avoid: Mapping[str, Mapping[str, Exclusion]]
-    loud: Mapping[str, frozenset[str]]
+    ghosts: Mapping[str, tuple[Ghost, ...]]
     leader: str
     why: str
 
@@ -95,7 +95,8 @@ def make_plans(
         target = targets.get(state.job, ())
         if state.job in left_alone or state.fixed or settled(state, target, ground.inventory):
             continue
-        if not target and (state.job in ground.loud or not _held_devices_wanted(state, ground.hosts)):
+        loud = unproven(ground.ghosts.get(state.job, ()), state)
+        if not target and (loud or not _held_devices_wanted(state, ground.hosts)):
             continue
         moving.append((state, target))
     moving.sort(key=lambda st: _turn(st[0], st[1], prices, ground.inventory))
@@ -158,21 +159,14 @@ def _plan(
         short = _breaks_limits(state, got.members)
         if short:
             return Plan(state, target, got, waits=short)
-        loud = _loud_hosts(state, got.members, ground.loud.get(state.job, frozenset()))
-        if loud:
-            return Plan(state, target, got, waits=waits_for_quiet(state.job, loud))
+        waits, give_back = hindrance(ground.ghosts.get(state.job, ()), state, got.members)
+        if waits and give_back and state.members:
+            return Plan(state, target, got, new_round(state, (), ground), waits)
+        if waits:
+            return Plan(state, target, got, waits=waits)
     elif state.allocation is None or not state.allocation.members:
         return Plan(state, target, got)
     return Plan(state, target, got, new_round(state, got.members, ground))
-
-
-def waits_for_quiet(job: str, loud: Iterable[str]) -> str:
-    """The reason of a job that must not start again before its old workers are known to be gone."""
-    hosts = sorted(loud)
-    return (
-        f"waits until {', '.join(hosts)} is proven quiet: its last workers there may still run "
-        f"(heet release {job} {hosts[0]}: says that they do not)"
-    )
 
 
 def _breaks_limits(state: JobState, members: Sequence[Member]) -> str:
@@ -182,19 +176,12 @@ def _breaks_limits(state: JobState, members: Sequence[Member]) -> str:
     workers = sum(len(m.gpus) for m in members)
     if not spec.min_hosts <= len(members) <= spec.max_hosts:
         return f"waits for a placement on {spec.min_hosts} to {spec.max_hosts} agents, {len(members)} would take part"
+    whole = {o.agent: o.most_workers for o in state.offers}
+    if spec.rigid and any(len(m.gpus) != whole.get(m.agent) for m in members):
+        return f"waits for a placement on {spec.min_hosts} whole agents"
     if not spec.rigid and not spec.allows(workers):
         return f"waits for a placement with an allowed number of workers, {workers} is none"
     return ""
-
-
-def _loud_hosts(state: JobState, members: Sequence[Member], loud: frozenset[str]) -> set[str]:
-    """Hosts where old workers may run while new ones start: none if an old member or its devices are in the round."""
-    if not loud or any(m.agent in {o.agent for o in state.here} for m in members):
-        return set()
-    assert state.allocation is not None
-    new = {(m.host, d) for m in members for d in m.gpus}
-    old = [m for m in (*state.gone, *state.allocation.releasing) if m.host in loud]
-    return {m.host for m in old if not all((m.host, d) in new for d in m.gpus)}
 
 
 def _waits(
@@ -241,7 +228,7 @@ def new_round(state: JobState, members: Sequence[Member], ground: Ground) -> All
         configuration=configuration_of(members, ground.inventory.type_of),
         leader=ground.leader,
         grace=not state.gone,
-        releasing=still_held(state, members),
+        releasing=still_held(state, members, ground.inventory),
     )
 
 
@@ -269,25 +256,24 @@ def _extent(members: Sequence[Member], inventory: Inventory) -> str:
     return f"{text} on {hosts} host{'s' if hosts > 1 else ''}" if text else "nothing"
 
 
-def still_held(state: JobState, members: Iterable[Member]) -> tuple[Member, ...]:
-    """Devices of the job's earlier rounds that `members` do not have and that nobody has reported free.
+def still_held(state: JobState, members: Iterable[Member], inventory: Inventory) -> tuple[Member, ...]:
+    """Devices of the job's earlier rounds that `members` do not have and that their live agents have not reported free.
 
-    A vanished agent's stay listed as long as no member of its round takes part in the new one: then only its host can
-    tell whether its workers are gone.
+    Those of vanished agents are left to the locks of their hosts. Where it is not known what an agent still holds, all
+    devices of its host that nobody else has are listed.
     """
     if state.allocation is None:
         return ()
     stays = {(m.agent, d) for m in members for d in m.gpus}
-    going_on = any(m.agent in {o.agent for o in state.here} for m in members)
     found: dict[str, Member] = {}
     round_ = state.allocation.round
     held = [(m, round_) for m in state.allocation.releasing] + [(m, round_ + 1) for m in state.allocation.members]
+    for record in state.unsure:
+        rest = (d for h, d in inventory.type_of if h == record.host and (h, d) not in inventory.holder)
+        held += [(Member(record.agent, record.host, gpus), round_)] if (gpus := tuple(sorted(rest))) else []
     for member, clean_from in held:
         versioned = state.view.agents.get(member.agent)
-        if versioned is None:
-            if going_on or state.here:
-                continue
-        elif versioned.record.state is AgentState.WAITING or versioned.record.clean >= clean_from:
+        if versioned is None or versioned.record.state is AgentState.WAITING or versioned.record.clean >= clean_from:
             continue
         known = found.get(member.agent)
         mine = tuple(d for d in member.gpus if (member.agent, d) not in stays)

@@ -24,6 +24,7 @@ from heet_elastic.model import (
 RUN = Control()
 _OUT = frozenset({AgentState.LEAVING, AgentState.SUCCEEDED})
 _STARTED = frozenset({AgentState.RUNNING, AgentState.SUCCEEDED, AgentState.FAILED})
+_BEGUN = _STARTED | {AgentState.LEAVING}
 _IDLE = frozenset({AgentState.WAITING, AgentState.SUCCEEDED})
 
 
@@ -42,9 +43,7 @@ class JobState:
 
     allocation: the newest round of this incarnation; revision: mod_revision of its key (0 = none), to compare with.
     released: hosts that a person declared dead since the newest round was written (what was said earlier is void).
-    here, gone: members of the allocation with and without a live record (leaving and done ones are in neither). lost:
-    all who were granted devices in this round or still held some of earlier ones, if none of them is left to prove the
-    others' workers dead.
+    here, gone: members of the allocation with and without a live record (leaving and done ones are in neither).
     dirty: agents that may still hold devices of rounds below the allocation's; unsure: those of which the store does
     not say which ones. verdict: members are agreeing on a failure. restoring: an agent is in a round that the store
     does not know (it was emptied), which its agents will write again. shape: what a policy's choice depends on.
@@ -66,12 +65,12 @@ class JobState:
     offers: tuple[Offer, ...]
     here: tuple[Member, ...]
     gone: tuple[Member, ...]
-    lost: tuple[Member, ...]
     dirty: tuple[Member, ...]
     unsure: tuple[AgentRecord, ...]
     agents: int  # live records, whatever their state
     shape: tuple[object, ...]
     complete: bool  # every member runs the newest round
+    begun: bool  # a member has started workers in it, so it was complete
     spots: tuple[Spot, ...] | None  # the newest round as a target would say it; None = it spans host types
 
     @property
@@ -125,8 +124,6 @@ def state_of(view: JobView) -> JobState:
     )
     offering = {o.agent for o in offers}
     members = () if allocation is None else allocation.members
-    granted = members if allocation is None else (*members, *allocation.releasing)
-    survives = any(m.agent in records or m.agent in done for m in granted)
     restoring = any(r.round > (0 if stored is None else stored.record.round) for r in records.values())
     dirty, unsure = _unfinished(allocation, records, result is not None)
     shape = (
@@ -154,12 +151,12 @@ def state_of(view: JobView) -> JobState:
         offers=offers,
         here=tuple(m for m in members if m.agent in offering),
         gone=tuple(m for m in members if m.agent not in records and m.agent not in done),
-        lost=() if survives else granted,
         dirty=dirty,
         unsure=unsure,
         agents=len(records),
         shape=shape,
         complete=_complete(allocation, records),
+        begun=_begun(allocation, records),
         spots=_spots(allocation),
     )
 
@@ -191,6 +188,13 @@ def _complete(allocation: Allocation | None, records: Mapping[str, AgentRecord])
         if record is None or record.round != allocation.round or record.state not in _STARTED:
             return False
     return True
+
+
+def _begun(allocation: Allocation | None, records: Mapping[str, AgentRecord]) -> bool:
+    if allocation is None:
+        return False
+    own = (records.get(m.agent) for m in allocation.members)
+    return any(r is not None and r.round == allocation.round and r.state in _BEGUN for r in own)
 
 
 def _verdict_pending(allocation: Allocation | None, records: Mapping[str, AgentRecord]) -> bool:

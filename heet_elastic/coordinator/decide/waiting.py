@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from heet_elastic.coordinator.api import Spot
 from heet_elastic.coordinator.decide.accounts import waited_s
+from heet_elastic.coordinator.decide.copies import unproven, waits_for_quiet
 from heet_elastic.coordinator.decide.demand import has_heet_agent, startable_hosts
 from heet_elastic.coordinator.decide.devices import Inventory
 from heet_elastic.coordinator.decide.look import Look
-from heet_elastic.coordinator.decide.rounds import Plan, waits_for_quiet
+from heet_elastic.coordinator.decide.rounds import Plan
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.model import Exclusion, Host
 
@@ -43,7 +44,7 @@ def reason_of(state: JobState, facts: Facts) -> str:
     if state.result is not None:
         return f"{state.result.outcome}: {state.result.reason}" if state.result.reason else state.result.outcome
     plan = facts.plans.get(state.job)
-    loud = facts.look.loud.get(state.job)
+    loud = unproven(facts.look.ghosts.get(state.job, ()), state)
     if loud and (plan is None or not plan.target):
         return waits_for_quiet(state.job, loud)
     if state.members:
