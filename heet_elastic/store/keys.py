@@ -223,15 +223,7 @@ class Keys:
                 "jobs",
                 job,
                 (
-                    "spec"
-                    | "allocation"
-                    | "frozen"
-                    | "result"
-                    | "ended"
-                    | "account"
-                    | "status"
-                    | "control"
-                    | "command"
+                    "spec" | "allocation" | "frozen" | "result" | "ended" | "account" | "status" | "control" | "command"
                 ) as kind,
             ]:
                 return Name(kind, job=decode_id(job))

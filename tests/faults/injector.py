@@ -91,6 +91,10 @@ class FaultScript:
         """The n-th batch of events comes twice."""
         return _add(self.batches, Fault("duplicate", n))
 
+    def replay_batch_at(self, n: int) -> Fault:
+        """The n-th batch comes again after the one that follows it."""
+        return _add(self.batches, Fault("replay", n))
+
     def hold_batches_at(self, n: int, count: int = 1) -> Fault:
         """The n-th batch and `count` - 1 more come late: together with the one after them, or at `FaultyStore.heal`."""
         return _add(self.batches, Fault("hold", n, count))
@@ -173,6 +177,7 @@ class FaultyWatch:
         self._on_events = on_events
         self._on_resync = on_resync
         self._held: list[tuple[Sequence[Event], int]] = []
+        self._again: list[tuple[Sequence[Event], int]] = []
         self._skip_until = 0
         self._lock = threading.RLock()
 
@@ -189,10 +194,11 @@ class FaultyWatch:
         with self._lock:
             hit = {f.what for f in self._store.script.batches if f.passes()}
             if "resync" in hit:
-                self._held.clear()
+                self._held, self._again = [], []
                 self._skip_until = self._on_resync("the test wants it")
                 return
-            self._held += [(events, revision)] * (2 if "duplicate" in hit else 1)
+            self._held += [(events, revision)] * (2 if "duplicate" in hit else 1) + self._again
+            self._again = [(events, revision)] if "replay" in hit else []
             if "hold" not in hit and not self._store.cut_for_s():
                 self.release()
 
@@ -201,7 +207,7 @@ class FaultyWatch:
         if self._store.cut_for_s():
             raise StoreUnavailableError("cut off by the test")
         with self._lock:
-            self._held.clear()
+            self._held, self._again = [], []
             self._skip_until = 0
             return self._on_resync(reason)
 

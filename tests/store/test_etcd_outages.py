@@ -58,6 +58,34 @@ def test_a_lease_fences_itself_before_a_hanging_server_could_end_it(lab: EtcdLab
     assert not lease.alive
 
 
+def test_a_lease_counts_from_when_a_keep_alive_was_sent_not_from_its_answer(lab: EtcdLab) -> None:
+    """The server renewed it at some time in between, so only the sending is safe to count from."""
+    lease = lab.store.lease(6.0)
+    granted = lease.last_ack
+    os.kill(lab.server.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: time.monotonic() > granted + lease.ttl_s / 3 + 0.5)
+        answered = time.monotonic()
+    finally:
+        os.kill(lab.server.pid, signal.SIGCONT)
+    wait_until(lambda: lease.last_ack > granted)
+    assert lease.last_ack < answered
+
+
+def test_another_store_is_noticed_without_a_store_id_by_its_lower_revision(lab: EtcdLab) -> None:
+    store = EtcdStore(replace(lab.settings(), store_id_key=None))
+    recorder = Recorder(store, "/t/")
+    for n in range(5):
+        store.txn([], [Put("/t/k", b"%d" % n)])
+    watch = store.watch("/t/", store.read("/t/").revision, recorder.on_events, recorder.on_resync)
+    lab.down()
+    lab.up_emptied()
+    recorder.wait(lambda r: len(r.resyncs) == 1)
+    assert "went back from revision 6 to 1" in recorder.resyncs[0]
+    watch.close()
+    store.close()
+
+
 def test_a_lease_survives_a_server_that_is_back_within_its_ttl(lab: EtcdLab) -> None:
     told: list[str] = []
     lease = lab.store.lease(9.0, told.append)
@@ -193,6 +221,21 @@ def cluster(tmp_path: Path) -> Iterator[list[EmbeddedEtcd]]:
     yield members
     for member in members:
         member.kill()
+
+
+def test_a_member_that_is_cut_off_from_its_cluster_counts_as_silence(cluster: list[EmbeddedEtcd]) -> None:
+    """It accepts connections and would keep a watch open for ever, without ever having anything to say."""
+    store = EtcdStore(EtcdSettings(parse_endpoints(cluster[0].endpoint), timeout_s=5.0))
+    recorder = Recorder(store, "/t/")
+    watch = store.watch("/t/", store.read("/t/").revision, recorder.on_events, recorder.on_resync)
+    wait_until(lambda: watch.silent_for_s() == 0)
+    for member in cluster[1:]:
+        member.kill()
+    wait_until(lambda: watch.silent_for_s() > 0.5, 60)
+    cluster[1].start()
+    wait_until(lambda: watch.silent_for_s() == 0, 60)
+    watch.close()
+    store.close()
 
 
 def test_with_three_members_any_one_may_die_or_hang_and_nothing_is_missed(cluster: list[EmbeddedEtcd]) -> None:

@@ -29,14 +29,17 @@ def settings(endpoint: str, **fields: object) -> EtcdSettings:
 
 
 def refusal(of: EtcdSettings) -> HeetError:
-    """How `connect` fails. The promise is less than 5 s."""
-    store, start = EtcdStore(of), time.monotonic()
-    try:
-        with pytest.raises(HeetError) as caught:
-            store.connect()
-    finally:
-        store.close()
-    assert time.monotonic() - start < 5
+    """How `connect` fails. The promise is less than 5 s; on a machine that is too busy for that, one tries again."""
+    for _ in range(5):
+        store, start = EtcdStore(of), time.monotonic()
+        try:
+            with pytest.raises(HeetError) as caught:
+                store.connect()
+        finally:
+            store.close()
+        assert time.monotonic() - start < 5
+        if "did not answer in time" not in str(caught.value):
+            break
     return caught.value
 
 

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ROTATE_PAUSE_S = 1.0
-CONNECT_S = 2.0
-"""Longest wait of `connect` before it looks for the reason, which takes 3 s at most."""
+CONNECT_S = 2.5
+"""Longest wait of `connect`, before it looks for the reason for another 2 s at most."""
 _left_by_fork: list[Channel] = []  # channels of the parent: closing one in the child could hang it
 
 
@@ -107,18 +107,19 @@ class Connector:
                 raise self._to_heet(e, asked) from e
 
     def _attempt(self, channel: Channel, service: str, method: str, request: Any, timeout_s: float) -> Any:
-        self.authenticate(channel)
+        deadline = time.monotonic() + timeout_s
+        self.authenticate(channel, timeout_s)
         stub = getattr(getattr(channel, service), method)
-        response = stub(request, timeout=max(timeout_s, 0.01), metadata=channel.metadata)
+        response = stub(request, timeout=max(deadline - time.monotonic(), 0.01), metadata=channel.metadata)
         channel.proven = self._proven = True
         return response
 
-    def authenticate(self, channel: Channel) -> None:
+    def authenticate(self, channel: Channel, timeout_s: float | None = None) -> None:
         """Get a token for a channel that has none yet, when a user is set."""
         if self.settings.user is not None and not channel.authenticated:
-            self.renew(channel, None)
+            self.renew(channel, None, timeout_s)
 
-    def renew(self, channel: Channel, seen: str | None) -> None:
+    def renew(self, channel: Channel, seen: str | None, timeout_s: float | None = None) -> None:
         """Get another token than `seen`, unless another thread just did. StoreRefusedError: user or password."""
         if self.settings.user is None:
             return
@@ -128,7 +129,7 @@ class Connector:
             password = self._with_files(self.settings.read_password)
             request = load().AuthenticateRequest(name=self.settings.user, password=password)
             try:
-                channel.token = channel.auth.Authenticate(request, timeout=self.settings.timeout_s).token
+                channel.token = channel.auth.Authenticate(request, timeout=timeout_s or self.settings.timeout_s).token
             except grpc.RpcError as e:
                 if errors.classify(e) is not Kind.NO_AUTH:
                     # `from None`: the request, and with it the password, must not hang on the error.
