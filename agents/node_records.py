@@ -10,6 +10,9 @@ from heet_elastic.model import check_id
 ENV_RUN = "HEET_INCARNATION"
 """Environment of a torchrun that a heet-agent started: "<incarnation> <job>"."""
 
+ENV_PIPES = "HEET_LOG_PIPES"
+"""Folder of the pipes that such a torchrun's workers write to, one a local rank."""
+
 AGENT_PREFIX = "heet-agent:"
 """Process names of daemons in host records start with this; the coordinator tells them by it."""
 

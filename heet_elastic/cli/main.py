@@ -13,6 +13,9 @@ from heet_elastic import __version__
 from heet_elastic.cli.errors import run
 
 COMMANDS: dict[str, tuple[str, bool]] = {
+    "submit": ("heet_elastic.cli.submit:submit", True),
+    "wait": ("heet_elastic.cli.wait:wait", True),
+    "logs": ("heet_elastic.cli.logs:logs", True),
     "status": ("heet_elastic.cli.status:status", True),
     "jobs": ("heet_elastic.cli.status:jobs", True),
     "hosts": ("heet_elastic.cli.status:hosts", True),
