@@ -110,7 +110,6 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             self._asked_since = time.monotonic()
             process = self._open()
             self._settle(process)
-            process.member.update(asking=True)
             try:
                 formed = self._await_round(process)
             finally:
@@ -177,10 +176,10 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         process = self._live()
         process.member.stop_watching()
         newest = process.member.memory.allocation
-        unplanned = newest is not None and self._round is not None and newest.round > self._round.allocation.round
-        if unplanned and newest is not None and not newest.grace:
-            return self._settings.lost_peer_grace_s
-        return self._settings.stop_grace_s
+        planned = newest is not None and self._round is not None and newest.round > self._round.allocation.round
+        if planned and newest is not None and newest.grace:
+            return self._settings.stop_grace_s
+        return self._settings.lost_peer_grace_s
 
     def stopped(self) -> None:
         """Make sure that no process of the workers is left: torch may return with one alive."""
@@ -252,7 +251,11 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         place = newest.member(process.agent) if newest else None
         process.guard.release(keep=place.gpus if place else ())
         process.member.update(
-            workers=WorkerState.NONE, failure=None, first_exit=False, clean=newest.round if newest else 0
+            workers=WorkerState.NONE,
+            failure=None,
+            first_exit=False,
+            clean=newest.round if newest else 0,
+            asking=True,  # at once: an agent without workers that does not ask would look as if it had given up
         )
 
     def _await_gone(self, process: Process) -> None:

@@ -119,7 +119,10 @@ def open_process(
     collector = Collector()
     collector.open()
     protocol = ProtocolSettings(
-        ttl_s=settings.ttl_s, acknowledge_s=settings.acknowledge_timeout, self_formed=settings.self_formed
+        ttl_s=settings.ttl_s,
+        acknowledge_s=settings.acknowledge_timeout,
+        self_formed=settings.self_formed,
+        fence_s=settings.fence_time_s,
     )
     health = monitor_host(here, host)
     health.start()

@@ -88,9 +88,16 @@ def advance(now: float, world: World, me: Local, memory: Memory, settings: Proto
     memory = _remember(now, world, memory, me, settings)
     if not world.connected:
         # Cut off: nothing can be judged, the round stands, timers of absence start anew at the reconnect.
-        return Step(replace(memory, since={}), _target(world, me, memory, ""))
+        return Step(replace(memory, since={}), _cut_off(world, me, memory, settings))
     actions, reason = _act(world, me, memory, settings, timers)
     return Step(replace(memory, since=timers.since), _target(world, me, memory, reason), actions)
+
+
+def _cut_off(world: World, me: Local, memory: Memory, settings: ProtocolSettings) -> Target:
+    """The round stands, unless the fence time is over: then nobody must count on our workers being alive."""
+    if 0 < settings.fence_s < world.silent_s and me.workers in (WorkerState.RUNNING, WorkerState.FAILED):
+        return Target(Order.RESCALE, f"cut off from etcd for {world.silent_s:.0f} s: fenced", memory.allocation)
+    return _target(world, me, memory, "")
 
 
 def _enter(world: World, me: Local, memory: Memory) -> tuple[Memory, Target | None, tuple[Action, ...]]:
@@ -191,7 +198,7 @@ def record_of(me: Local, memory: Memory) -> AgentRecord:
         state, round_ = AgentState.FAILED, me.workers_round
     elif me.workers is WorkerState.RUNNING:
         state, round_ = AgentState.RUNNING, me.workers_round
-    elif member and me.asking:
+    elif member and me.asking and newest > me.formed:
         state, round_ = AgentState.STARTING, newest
     else:
         state, round_ = AgentState.WAITING, newest
@@ -272,9 +279,10 @@ def _members_part(
     if me.agent in world.job.done:
         return ()
     verdict = judge(world, allocation, me, settings, timers)
-    if verdict is None or not any(m.agent == me.agent for m in verdict.stay):
+    if verdict is None:
         return ()
-    place = [m.agent for m in verdict.stay].index(me.agent)
+    staying = [m.agent for m in verdict.stay]
+    place = staying.index(me.agent) if me.agent in staying else len(staying)
     if timers.age(f"verdict:{allocation.round}") < place * settings.stagger_s:
         return ()
     spec = world.job.spec.record if world.job.spec else me.asked

@@ -85,7 +85,7 @@ def _live_members(world: World, allocation: Allocation | None) -> set[str]:
         m.agent
         for m in allocation.members
         if m.agent in agents
-        and agents[m.agent].record.state is not AgentState.LEAVING
+        and agents[m.agent].record.state not in (AgentState.LEAVING, AgentState.WAITING)
         and m.agent not in world.job.done
     }
 

@@ -76,6 +76,7 @@ class RendezvousSettings:
     acknowledge_timeout: float = 10.0
     stop_grace_s: float = 30.0
     lost_peer_grace_s: float = 3.0
+    fence_time_s: float = 0.0
     late_join_s: float = 10.0
     sample_interval_s: float = 5.0
     self_formed: bool = True
@@ -157,6 +158,7 @@ PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "acknowledge_timeout": _number(1),
     "stop_grace_s": _number(0),
     "lost_peer_grace_s": _number(0),
+    "fence_time_s": _number(0),
     "late_join_s": _number(0),
     "sample_interval_s": _number(0.2),
     "self_formed": _flag,

@@ -78,6 +78,7 @@ class MirroredWorld:
                 claims=claims,
                 connected=silent == 0,
                 connected_since=self._connected_since or 0.0,
+                silent_s=silent,
                 generation=self._own.generation,
             )
 

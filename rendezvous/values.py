@@ -34,6 +34,7 @@ class ProtocolSettings:
     self_formed: bool = True
     join_window_s: float = 1.0  # self-formed rounds wait this long after the last arrival ...
     join_window_most_s: float = 2.0  # ... and at most this long in all; never for nobody
+    fence_s: float = 0.0  # a cut-off agent stops its own workers after this; 0 = never
     flap_window_s: float = 60.0  # a host lost within this time of joining is left alone for as long (doubling)
 
 
@@ -57,6 +58,7 @@ class World:
     claims: Mapping[str, Versioned[Claims]] = field(default_factory=dict)
     connected: bool = True
     connected_since: float = 0.0
+    silent_s: float = 0.0  # since contact was lost
     generation: int = 0  # grows when the store behind the address became another one
 
 

@@ -96,6 +96,8 @@ def _standing(
         return Standing.LEAVING, f"{who} leaves"
     if record.round > n:
         return Standing.WELL, ""
+    if record.round == n and record.state is AgentState.WAITING:
+        return Standing.GONE, f"{who} has stopped its workers"
     if record.busy and record.round == n:
         return Standing.GONE, f"{member.host} cannot use {', '.join(record.busy)}: held by {record.busy_holder}"
     late = _late(record.state, record.round, allocation, member, me, settings, timers)

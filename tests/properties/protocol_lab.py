@@ -45,7 +45,7 @@ from heet_elastic.store.records import encode
 from heet_elastic.store.snapshot import SnapshotDecoder
 
 JOB = "j"
-SETTINGS = ProtocolSettings(ttl_s=2.0, acknowledge_s=2.0, stop_limit_s=20.0)
+SETTINGS = ProtocolSettings(ttl_s=2.0, acknowledge_s=2.0, stop_limit_s=20.0, fence_s=6.0)
 KEYS = Keys()
 
 
@@ -62,6 +62,7 @@ class LabAgent:
     decoder: SnapshotDecoder = field(default_factory=lambda: SnapshotDecoder(KEYS))
     connected_since: float = 0.0
     cut: bool = False
+    cut_at: float = 0.0
     frozen: bool = False  # SIGSTOP
     lease: Lease | None = None
     host_written: tuple[int, tuple[str, ...]] | None = None
@@ -105,6 +106,7 @@ class LabAgent:
             claims=snapshot.claims,
             connected=not self.cut and self.view is not None,
             connected_since=self.connected_since,
+            silent_s=self.lab.now - self.cut_at if self.cut else 0.0,
             generation=self.generation,
         )
 
@@ -280,7 +282,7 @@ class Lab:
         self.end(agent, "left")
 
     def cut(self, agent: LabAgent) -> None:
-        agent.cut = True
+        agent.cut, agent.cut_at = True, self.now
         if agent.lease is not None and agent.lease.alive:
             agent.lease.abandon()
 

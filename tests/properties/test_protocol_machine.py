@@ -1,4 +1,4 @@
-"""Any order of joins, deaths, stalls, cuts, lost and unknown writes, and an emptied store: the protocol's invariants."""
+"""Any order of joins, deaths, stalls, cuts, lost and unknown writes, emptied stores: the protocol's invariants."""
 
 from __future__ import annotations
 
