@@ -112,7 +112,8 @@ def summary(director: Director) -> list[str]:
         f"torchrun of {a.job} on {a.host}: exit code {a.popen.poll()}" for a in director.stage.agents if a.popen.poll()
     ]
     rounds = [c for c in history.changes if c.after is not None]
-    say(f"rounds: {len(rounds)} ({', '.join(f'{j.name} {len(history.of(j.name))}' for j in (CNN, TRANSFORMER))})")
+    by_job = ", ".join(f"{job.name} {sum(c.job == job.name for c in rounds)}" for job in (CNN, TRANSFORMER))
+    say(f"rounds: {len(rounds)} ({by_job})")
     for kind in ("starts", "grows", "shrinks", "moves"):
         times = [c.seconds for c in rounds if c.kind == kind and c.seconds is not None]
         if times:

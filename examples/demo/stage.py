@@ -34,9 +34,9 @@ class PretendHost:
 
 
 HOSTS = (
-    PretendHost("turing", "T4", 1, 0.20),
-    PretendHost("pascal", "P100", 1, 0.10),  # 1.6 times a T4 by its datasheet: this one is throttled
-    PretendHost("volta", "V100", 4, 0.16),
+    PretendHost("turing", "T4", 1, 0.26),
+    PretendHost("pascal", "P100", 1, 0.12),  # 1.6 times a T4 by its datasheet: this one is throttled
+    PretendHost("volta", "V100", 4, 0.22),
 )
 
 COORDINATOR_FLAGS = (
@@ -56,8 +56,8 @@ class DemoJob:
     seconds: float  # of work for one whole core
 
 
-CNN = DemoJob("cnn", "train_cnn.py", ("--batch=24", "--size=12"), 27.0)
-TRANSFORMER = DemoJob("transformer", "train_transformer.py", ("--batch=48", "--size=64"), 7.0)
+CNN = DemoJob("cnn", "train_cnn.py", ("--batch=24", "--size=12"), 36.0)
+TRANSFORMER = DemoJob("transformer", "train_transformer.py", ("--batch=48", "--size=64"), 9.0)
 
 
 def measure_pace(job: DemoJob, folder: Path, steps: int = 30) -> float:
