@@ -27,19 +27,19 @@ def pause(access: Access, job: JobArgument) -> None:
     change(
         access,
         job,
-        lambda c, _: replace(c, action="pause"),
+        lambda c, _: replace(c, action="pause", released=()),
         f"job {job} gives its GPUs back and waits for `heet resume`",
     )
 
 
 def resume(access: Access, job: JobArgument) -> None:
     """Let a paused job run again."""
-    change(access, job, lambda c, _: replace(c, action="run"), f"job {job} takes part again")
+    change(access, job, lambda c, _: replace(c, action="run", released=()), f"job {job} takes part again")
 
 
 def cancel(access: Access, job: JobArgument) -> None:
     """End a job for good; its torchruns end with exit code 7."""
-    change(access, job, lambda c, _: replace(c, action="cancel"), f"job {job} is cancelled")
+    change(access, job, lambda c, _: replace(c, action="cancel", released=()), f"job {job} is cancelled")
 
 
 def priority(
@@ -48,7 +48,7 @@ def priority(
     """Change how urgent a job is."""
     if not 0.001 <= value <= 1e6:
         raise UsageError(f"priority {value:g}: expected a number between 0.001 and 1000000")
-    change(access, job, lambda c, _: replace(c, priority=value), f"job {job} has priority {value:g}")
+    change(access, job, lambda c, _: replace(c, priority=value, released=()), f"job {job} has priority {value:g}")
 
 
 def release(
@@ -64,15 +64,30 @@ def release(
     """
 
     def released(control: Control, view: JobView) -> Control:
-        members = view.allocation.record.members if view.allocation else ()
-        lost = {m.host for m in members if m.agent not in view.agents and m.agent not in view.done}
+        lost = vanished(view)
         if host is not None and host not in lost:
             raise UsageError(
                 f"host {host!r} is no vanished host of job {job}; those are: {', '.join(sorted(lost)) or 'none'}"
             )
-        return replace(control, released=tuple(sorted({*control.released, *([host] if host else lost)})))
+        # What was said before the newest round was written is void, and must not be said again by being kept.
+        kept = control.released if view.control and said_of_newest(view) else ()
+        return replace(control, released=tuple(sorted({*kept, *([host] if host else lost)})))
 
     change(access, job, released, f"job {job} may start again without {host or 'the hosts that vanished'}")
+
+
+def vanished(view: JobView) -> set[str]:
+    """Hosts of members, of the newest round or of earlier ones that may still run, of which nothing is heard."""
+    members = list(view.allocation.record.members) if view.allocation else []
+    if view.account is not None:
+        members += [m for past in view.account.record.may_run for m in past.members]
+    return {m.host for m in members if m.agent not in view.agents and m.agent not in view.done}
+
+
+def said_of_newest(view: JobView) -> bool:
+    """Whether the person's last word is younger than the newest round."""
+    said = view.control.mod_revision if view.control else 0
+    return view.allocation is None or said > view.allocation.mod_revision
 
 
 def change(access: Access, job: str, new: Callable[[Control, JobView], Control], said: str) -> None:

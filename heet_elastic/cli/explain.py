@@ -109,7 +109,8 @@ def _account(view: JobView) -> list[str]:
             if cost is not None
         ]
         found.append(f"It was changed {account.rescales} times{': ' + ', '.join(costs) if costs else ''}.")
-    return found + [f"Host {x.host} is excluded for {x.remaining_s:.0f} s more: {x.reason}" for x in account.exclusions]
+    shut = [x for x in account.exclusions if x.remaining_s > 0]
+    return found + [f"Host {x.host} is excluded for {x.remaining_s:.0f} s more: {x.reason}" for x in shut]
 
 
 def as_json(picture: Picture, view: JobView) -> dict[str, Any]:

@@ -168,8 +168,10 @@ def as_markdown() -> str:
     lines = ["| setting | default | what it is |", "|---|---|---|"]
     for name, setting in SETTINGS.items():
         default = json.dumps(setting.default) if setting.default != "" else "(empty)"
-        accepted = ", ".join(setting.metadata["choices"])
-        text = setting.metadata["help"] + (f": {accepted}" if accepted else "")
+        # Policies and predictors come and go: `heet-coordinator --help` has those of this version.
+        listed = name not in ("policy", "predictor")
+        accepted = ", ".join(setting.metadata["choices"]) if listed else ""
+        text = setting.metadata["help"] + (f": {accepted}" if accepted else "" if listed else " (names: --help)")
         lines.append(f"| `{name}` | {default} | {text.replace('|', '/')} |")
     return "\n".join(lines) + "\n"
 
