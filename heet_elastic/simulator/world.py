@@ -50,21 +50,21 @@ class World:
 
     def __init__(self, hosts: Mapping[str, Host]) -> None:
         self.revision = 1
-        self.hosts: dict[str, Host] = dict(hosts)
+        self.hosts: Mapping[str, Host] = MappingProxyType(dict(hosts))
         self.jobs: dict[str, JobView] = {}
         self.profiles: dict[str, Profile] = {}
         self._leader = Versioned(LeaderRecord(LEADER, "simulator", 0, ""), 1, 1)
         self._epoch = Epoch(LEADER)
 
     def snapshot(self) -> Snapshot:
-        """What `decide` sees now; stays as it is when the world goes on."""
+        """What `decide` sees now; stays as it is when the world goes on. What did not change is the same object."""
         return Snapshot(
             revision=self.revision,
-            hosts=MappingProxyType(dict(self.hosts)),
+            hosts=self.hosts,
             jobs=MappingProxyType(dict(self.jobs)),
             leader=self._leader,
             epoch=self._epoch,
-            profiles=MappingProxyType(self.profiles),
+            profiles=self.profiles,
         )
 
     def submit(self, job: SimJob, family: str) -> None:
@@ -161,7 +161,8 @@ class World:
     def lose_host(self, host: str, jobs: Iterable[str]) -> None:
         """The host and every agent on it vanish; `jobs`: all that are in the system."""
         self.revision += 1
-        gone = self.hosts.pop(host)
+        gone = self.hosts[host]
+        self.hosts = MappingProxyType({name: h for name, h in self.hosts.items() if name != host})
         for job in jobs:
             view = self.jobs.get(job)
             if view is not None and (name := agent_name(job, gone)) in view.agents:
@@ -170,7 +171,7 @@ class World:
     def return_host(self, host: Host, jobs: Iterable[str]) -> None:
         """The host is back (booted anew), with a new waiting agent of every job in the system."""
         self.revision += 1
-        self.hosts[host.name] = host
+        self.hosts = MappingProxyType(dict(sorted({**self.hosts, host.name: host}.items())))
         for job in jobs:
             view = self.jobs.get(job)
             if view is not None and view.result is None:
