@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from heet_elastic.model import Cell, Configuration, JobFeatures, Profile
+from heet_elastic.model import Cell, Configuration, JobFeatures, Profile, WorkUnit
 
 FloatArray = NDArray[np.float64]
 
@@ -29,13 +29,18 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """One job's row: what was measured of it and what is known about it. No cell at all is allowed."""
+    """One job's row: what was measured of it and what is known about it. No cell at all is allowed.
+
+    work_unit: of the throughputs. In steps/s a job with a fixed batch per worker does not gain from workers; whether a
+    job in steps is one is found out from its cells. None = its throughput grows with its workers, whatever it counts.
+    """
 
     job: str
     name: str = ""
     family: str = ""
     cells: tuple[tuple[Configuration, Cell], ...] = ()
     features: JobFeatures | None = None
+    work_unit: WorkUnit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 Three kinds of explanation compete for what was measured of a job:
 
-- it resembles past job i: the model centred on what i turned out to be, with half of the population's variation
-  (`SIMILAR`); tried for the `NEAREST` past jobs by the reuse test's distance;
-- it is a job like others: the model centred on the population;
+- it resembles a past job: the model centred on what that turned out to be, with half of the population's variation;
+- it is a job like others: the model centred on the population (both in `explain`);
 - neither computation nor communication explains it (overheads, faults): the log-log line.
 
 Each gives a Gaussian over ln T and the density of the measured cells under it; the prediction is their mixture,
@@ -14,52 +13,43 @@ past job is reused where it fits, and nothing switches abruptly where it half fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from heet_elastic.model import Configuration, Profile
 from heet_elastic.predictor.api import Completion, FloatArray, Observations, Source
+from heet_elastic.predictor.explain import Explanations, as_past_jobs, as_population
 from heet_elastic.predictor.finish import complete, empty, sources
 from heet_elastic.predictor.kernels import PhysicsPrior
-from heet_elastic.predictor.learning import History, learn, past
+from heet_elastic.predictor.learning import History, counts_steps, learn, past
 from heet_elastic.predictor.loglines import LogLines, fit_loglines
 from heet_elastic.predictor.physics import (
-    Centre,
+    ITERATIONS,
     Field,
-    Latents,
     Population,
+    Solution,
     covariances,
     latents,
     on_grid,
-    population_centre,
     solve,
     variances,
 )
-from heet_elastic.predictor.rows import Grid, IntArray, Rows, gather, grid_of
+from heet_elastic.predictor.rows import Grid, IntArray, Rows, observe
 
-SIMILAR = 0.5
-"""A job that resembles a past one deviates from it this much as widely as jobs do from the population."""
-
-NEAREST = 3
-POPULATION_WEIGHT = 0.5
 LINE_WEIGHT = 0.1
-"""Prior weight of the population and the line; the rest is shared by all past jobs."""
+"""Prior weight of the line."""
 
-NEGLIGIBLE = 1e-3
-"""Explanations with less weight than this are left out."""
+NEGLIGIBLE = 0.01
+"""Explanations with less than this share of the best one's weight are left out."""
 
+PAST_ITERATIONS = 2
+"""Linearisations around a past job: a job that resembles it is near."""
 
-@dataclass(frozen=True)
-class Explanation:
-    """One way to see some of the jobs: where it is centred, its prior weight, and which of its centres are reuse."""
-
-    jobs_P: IntArray  # job of each entry; a job has one entry at the most
-    centre: Centre
-    log_prior_P: FloatArray
-    reuse: bool
+CHUNK = 1024
+"""Jobs predicted in one piece: bounds the memory, whatever the number of jobs."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +63,8 @@ class Mixed:
 
 
 @dataclass(frozen=True, eq=False)
-class PastLatents:
-    """What past jobs turned out to be, on a grid; `row_IK` as measured where it was."""
-
-    found: Latents
-    row_IK: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
 class Combined:
-    """The method, fitted to a history."""
+    """The method, fitted to a history. Without `reuse` past jobs teach nothing but the population."""
 
     population: Population
     history: History
@@ -93,172 +75,152 @@ class Combined:
 
     def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
         """Complete the rows of `jobs` (see `api.Predictor`)."""
-        grid = grid_of(configurations, (c for job in jobs for c, _ in job.cells))
-        rows = gather(jobs, grid)
         if not (jobs and configurations):
             return empty(len(jobs), configurations)
+        parts = [self._predict(jobs[i : i + CHUNK], configurations) for i in range(0, len(jobs), CHUNK)]
+        if len(parts) == 1:
+            return parts[0]
+        return Completion(
+            tuple(configurations),
+            np.concatenate([p.throughput_JK for p in parts]),
+            np.concatenate([p.log_std_JK for p in parts]),
+            np.concatenate([p.source_JK for p in parts]),
+        )
+
+    def _predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
+        grid, rows = observe(jobs, configurations)
         mixed = self.mixture(jobs, grid, rows)
         past_types = set(self.population.host_types)
-        known_K = np.array([c.host_type in past_types for c in grid.configurations], dtype=bool)
-        any_J = rows.measured_JN.any(axis=1)
-        source_JK = np.where(known_K & any_J[:, None], Source.MODEL, sources(grid, rows))
-        source_JK = np.where((mixed.reuse_J[:, None] > 0.5) & known_K, Source.REUSED, source_JK).astype(np.int8)
+        known = [k for k, c in enumerate(grid.configurations) if c.host_type in past_types]
+        source_JK = sources(grid, rows)
+        source_JK[np.ix_(np.flatnonzero(rows.measured_JN.any(axis=1)), known)] = Source.MODEL
+        source_JK[np.ix_(np.flatnonzero(mixed.reuse_J > 0.5), known)] = Source.REUSED
         return complete(mixed.mean_JK, np.sqrt(mixed.var_JK), source_JK, rows, grid, configurations)
 
     def covariance(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> FloatArray:
         """Posterior covariance of ln T (J x K x K; see `api.Covarying`)."""
-        grid = grid_of(configurations, (c for job in jobs for c, _ in job.cells))
-        mixed = self.mixture(jobs, grid, gather(jobs, grid), covariance=True)
-        assert mixed.cov_JKK is not None
+        grid, rows = observe(jobs, configurations)
+        cov_JKK = self.mixture(jobs, grid, rows, covariance=True).cov_JKK
+        assert cov_JKK is not None
         keep = [grid.index[c] for c in configurations]
-        return mixed.cov_JKK[:, keep][:, :, keep]
+        return cov_JKK[:, keep][:, :, keep]
 
     def mixture(self, jobs: Sequence[Observations], grid: Grid, rows: Rows, *, covariance: bool = False) -> Mixed:
         """All explanations of `rows`, weighted."""
         place = on_grid(self.population, grid)
-        explanations = self._explanations(jobs, grid, rows, place)
-        solved = [(e, rows.take(e.jobs_P), solve(place, rows.take(e.jobs_P), e.centre)) for e in explanations]
-        line = self.line.posterior(grid, rows) if self.use_line else None
-        score_EJ = np.full((len(solved) + 1, len(jobs)), -np.inf)
-        for row, (e, _, solution) in zip(score_EJ, solved, strict=False):
-            row[e.jobs_P] = e.log_prior_P + solution.log_evidence_J
+        in_steps_J = np.array([job.work_unit == "steps" for job in jobs], dtype=bool)
+        per_step_J = counts_steps(self.population, rows, place, in_steps_J)
+        work = rows.shifted(per_step_J, place.log_workers_K)
+        parts = [_solved(place, work, as_population(jobs, self.population, place), ITERATIONS)]
+        past_jobs = as_past_jobs(jobs, work, self.population, self.history, place) if self.reuse else None
+        if past_jobs is not None:
+            parts.append(_solved(place, work, past_jobs, PAST_ITERATIONS))
+        line = self.line.posterior(grid, work) if self.use_line else None
+        scores = [p.score_P for p in parts]
         if line is not None:
-            score_EJ[-1] = np.log(LINE_WEIGHT) + line.log_evidence_J
-        weight_EJ = np.exp(score_EJ - score_EJ.max(axis=0, initial=-np.inf))
-        weight_EJ /= weight_EJ.sum(axis=0)
-        weight_EJ = np.where(weight_EJ < NEGLIGIBLE, 0.0, weight_EJ)
-        weight_EJ /= weight_EJ.sum(axis=0)
-        pile = _Pile(len(jobs), len(grid.configurations), covariance=covariance)
-        for weight_J, (e, part, solution) in zip(weight_EJ, solved, strict=False):
-            at = np.flatnonzero(weight_J[e.jobs_P] > 0)
-            if at.size:
-                few, centre, s = part.take(at), e.centre.take(at), solution.take(at)
-                found = latents(place, few, centre, s)
-                cov = covariances(place, few, centre, s, found.ratio_JK) if covariance else None
-                var = (
-                    variances(place, few, centre, s, found.ratio_JK)
-                    if cov is None
-                    else np.diagonal(cov, axis1=1, axis2=2)
-                )
-                pile.add(e.jobs_P[at], weight_J[e.jobs_P[at]], found.row_JK, var, cov)
-        if line is not None and (weight_EJ[-1] > 0).any():
-            at = np.flatnonzero(weight_EJ[-1] > 0)
-            cov = self.line.covariance_on(grid, rows.take(at)) if covariance else None
-            pile.add(at, weight_EJ[-1][at], line.mean_JK[at], line.std_JK[at] ** 2, cov)
-        reuse_J = sum(w for w, e in zip(weight_EJ, explanations, strict=False) if e.reuse) + np.zeros(len(jobs))
-        return pile.mixed(reuse_J)
-
-    def _explanations(self, jobs: Sequence[Observations], grid: Grid, rows: Rows, place: Field) -> list[Explanation]:
+            scores.append(math.log(LINE_WEIGHT) + line.log_evidence_J)
         everyone = np.arange(len(jobs))
-        population = Explanation(
-            everyone,
-            population_centre(self.population, place, len(jobs)),
-            np.full(len(jobs), np.log(POPULATION_WEIGHT)),
-            reuse=False,
-        )
-        if not self.history.profiles or not self.reuse:
-            return [population]
-        past_jobs = past_latents(self, grid)
-        near_JM = _nearest(rows, past_jobs.row_IK)
-        ready = np.flatnonzero(rows.measured_JN.sum(axis=1) >= 2)
-        log_prior = np.log((1 - POPULATION_WEIGHT - LINE_WEIGHT) / len(self.history.profiles))
-        return [population] + [
-            Explanation(
-                ready,
-                self._past_centre(past_jobs, near_JM[ready, m]),
-                np.full(ready.size, log_prior),
-                reuse=True,
-            )
-            for m in range(near_JM.shape[1])
-        ]
-
-    def _past_centre(self, past_jobs: PastLatents, of_P: IntArray) -> Centre:
-        model_IK = past_jobs.found.row_JK - past_jobs.found.rest_JK
-        return Centre(
-            speed_CK=past_jobs.found.speed_JK,
-            ratio_CK=past_jobs.found.ratio_JK,
-            rest_CK=past_jobs.row_IK - model_IK,
-            of_J=of_P,
-            variance=SIMILAR**2,
-            scale_var_J=np.full(of_P.size, self.population.prior.scale_std**2),
-            ratio_var_J=np.full(of_P.size, self.population.ratio_std**2),
-            coupling_J=np.zeros(of_P.size),
-        )
+        of_parts = [p.ways.jobs_P for p in parts] + ([everyone] if line is not None else [])
+        weights = _weights(of_parts, scores, len(jobs))
+        pile = _Pile(len(jobs), len(grid.configurations), covariance=covariance)
+        for weight_P, part in zip(weights, parts, strict=False):
+            _add(pile, place, work, weight_P, part)
+        if line is not None and weights[-1].any():
+            at = np.flatnonzero(weights[-1])
+            cov = self.line.covariance_on(grid, work.take(at)) if covariance else None
+            pile.add(at, weights[-1][at], line.mean_JK[at], line.std_JK[at] ** 2, cov)
+        reuse_J = np.zeros(len(jobs))
+        if past_jobs is not None:
+            np.add.at(reuse_J, past_jobs.jobs_P, weights[1])
+        return pile.mixed(reuse_J, per_step_J[:, None] * place.log_workers_K)
 
 
-@lru_cache(maxsize=8)
-def past_latents(fitted: Combined, grid: Grid) -> PastLatents:
-    """The past jobs on `grid`."""
-    joint = grid_of(grid.configurations, fitted.history.grid.configurations)
-    at_K = np.array([joint.index[c] for c in fitted.history.grid.configurations] + [-1], dtype=np.int64)
-    rows = replace(fitted.history.rows, column_JN=at_K[fitted.history.rows.column_JN])
-    place = on_grid(fitted.population, joint)
-    centre = population_centre(fitted.population, place, len(fitted.history.profiles))
-    found = latents(place, rows, centre, solve(place, rows, centre))
-    log_IK, measured_IK = rows.dense(len(joint.configurations))
-    row_IK = np.where(measured_IK, log_IK, found.row_JK)
-    keep = slice(0, len(grid.configurations))
-    parts = (found.speed_JK, found.ratio_JK, found.rest_JK, found.row_JK)
-    return PastLatents(Latents(*(p[:, keep] for p in parts)), row_IK[:, keep])
+@dataclass(frozen=True)
+class _Part:
+    """Explanations, solved: ln(prior x density) of each."""
+
+    ways: Explanations
+    solution: Solution
+    score_P: FloatArray
 
 
-def _nearest(rows: Rows, row_IK: FloatArray) -> IntArray:
-    """The `NEAREST` past jobs of each job by squared distance up to a factor, nearest first (J x M)."""
-    used = np.unique(np.where(rows.measured_JN, rows.column_JN, 0))
-    log_JK, measured_JK = rows.dense(row_IK.shape[1])
-    y_JU, m_JU, r_IU = log_JK[:, used], measured_JK[:, used].astype(np.float64), row_IK[:, used]
-    y_JU = y_JU * m_JU
-    count_J1 = np.maximum(m_JU.sum(axis=1, keepdims=True), 1)
-    gap_JI = y_JU.sum(axis=1, keepdims=True) - m_JU @ r_IU.T
-    square_JI = m_JU @ (r_IU**2).T - 2 * y_JU @ r_IU.T - gap_JI**2 / count_J1
-    most = min(NEAREST, row_IK.shape[0])
-    near_JM = np.argpartition(square_JI, most - 1, axis=1)[:, :most]
-    order = np.argsort(np.take_along_axis(square_JI, near_JM, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(near_JM, order, axis=1)
+def _solved(place: Field, rows: Rows, ways: Explanations, iterations: int) -> _Part:
+    solution = solve(place, rows.take(ways.jobs_P), ways.centre, iterations)
+    return _Part(ways, solution, ways.log_prior_P + solution.log_evidence_J)
+
+
+def _weights(jobs: Sequence[IntArray], scores: Sequence[FloatArray], count: int) -> list[FloatArray]:
+    """Posterior weights of explanations from ln(prior x density), summing to 1 for each job; negligible ones 0."""
+    top_J = np.full(count, -np.inf)
+    for at, score_P in zip(jobs, scores, strict=True):
+        np.maximum.at(top_J, at, score_P)
+    weights = [np.exp(score_P - top_J[at]) for at, score_P in zip(jobs, scores, strict=True)]
+    weights = [np.where(w < NEGLIGIBLE, 0.0, w) for w in weights]
+    total_J = np.sum([np.bincount(at, w, count) for at, w in zip(jobs, weights, strict=True)], axis=0)
+    return [w / total_J[at] for at, w in zip(jobs, weights, strict=True)]
+
+
+def _add(pile: _Pile, place: Field, rows: Rows, weight_P: FloatArray, part: _Part) -> None:
+    """Add the explanations that weigh anything."""
+    at = np.flatnonzero(weight_P)
+    if not at.size:
+        return
+    jobs, centre, solution = part.ways.jobs_P[at], part.ways.centre.take(at), part.solution.take(at)
+    few = rows.take(jobs)
+    found = latents(place, few, centre, solution)
+    if pile.cov_JKK is None:
+        pile.add(jobs, weight_P[at], found.row_JK, variances(place, few, centre, solution, found.ratio_JK), None)
+    else:
+        cov_PKK = covariances(place, few, centre, solution, found.ratio_JK)
+        pile.add(jobs, weight_P[at], found.row_JK, np.diagonal(cov_PKK, axis1=1, axis2=2), cov_PKK)
 
 
 class _Pile:
-    """Sums the moments of a mixture, one explanation after another."""
+    """Sums the moments of a mixture, some explanations after others."""
 
     def __init__(self, jobs: int, columns: int, *, covariance: bool) -> None:
-        self.mean_JK, self.square_JK = np.zeros((jobs, columns)), np.zeros((jobs, columns))
+        self.mean_JK, self.var_JK = np.zeros((jobs, columns)), np.zeros((jobs, columns))
         self.parts: list[tuple[IntArray, FloatArray, FloatArray]] = []
         self.cov_JKK = np.zeros((jobs, columns, columns)) if covariance else None
 
     def add(
         self,
-        at: IntArray,
-        weight: FloatArray,
+        jobs_P: IntArray,
+        weight_P: FloatArray,
         mean_PK: FloatArray,
         var_PK: FloatArray,
         cov_PKK: FloatArray | None,
     ) -> None:
-        """Add an explanation of the jobs `at` with these weights."""
-        self.mean_JK[at] += weight[:, None] * mean_PK
-        self.square_JK[at] += weight[:, None] * var_PK
-        self.parts.append((at, weight, mean_PK))
+        """Add explanations, `jobs_P` ascending."""
+        _sum_into(self.mean_JK, jobs_P, weight_P[:, None] * mean_PK)
+        _sum_into(self.var_JK, jobs_P, weight_P[:, None] * var_PK)
+        self.parts.append((jobs_P, weight_P, mean_PK))
         if self.cov_JKK is not None and cov_PKK is not None:
-            self.cov_JKK[at] += weight[:, None, None] * cov_PKK
+            _sum_into(self.cov_JKK, jobs_P, weight_P[:, None, None] * cov_PKK)
 
-    def mixed(self, reuse_J: FloatArray) -> Mixed:
-        """Moments of the whole."""
-        var_JK = self.square_JK
-        for at, weight, mean_PK in self.parts:
-            apart_PK = mean_PK - self.mean_JK[at]
-            var_JK[at] += weight[:, None] * apart_PK**2
+    def mixed(self, reuse_J: FloatArray, less_JK: FloatArray) -> Mixed:
+        """Moments of the whole, `less_JK` taken off the mean."""
+        for jobs_P, weight_P, mean_PK in self.parts:
+            apart_PK = mean_PK - self.mean_JK[jobs_P]
+            _sum_into(self.var_JK, jobs_P, weight_P[:, None] * apart_PK**2)
             if self.cov_JKK is not None:
-                self.cov_JKK[at] += weight[:, None, None] * apart_PK[:, :, None] * apart_PK[:, None, :]
-        return Mixed(self.mean_JK, var_JK, reuse_J, self.cov_JKK)
+                outer_PKK = apart_PK[:, :, None] * apart_PK[:, None, :]
+                _sum_into(self.cov_JKK, jobs_P, weight_P[:, None, None] * outer_PKK)
+        return Mixed(self.mean_JK - less_JK, self.var_JK, reuse_J, self.cov_JKK)
+
+
+def _sum_into(total: FloatArray, at_P: IntArray, value: FloatArray) -> None:
+    """total[at_P] += value where an index, ascending, may come several times."""
+    first = np.flatnonzero(np.diff(at_P, prepend=-1))
+    total[at_P[first]] += value if first.size == at_P.size else np.add.reduceat(value, first, axis=0)
 
 
 def fit_combined(history: Sequence[Profile], rng: np.random.Generator) -> Combined:
     """Learn the population, and remember the past jobs."""
-    known = past(history)
+    known = past(history, PhysicsPrior())
     return Combined(learn(known, PhysicsPrior()), known, fit_loglines(history, rng))
 
 
 def fit_physics(history: Sequence[Profile], rng: np.random.Generator) -> Combined:
     """The compute + communication model with its residual process alone: no reuse, no line."""
-    known = past(history)
-    name = "compute + communication"
-    return Combined(learn(known, PhysicsPrior()), known, fit_loglines(history, rng), False, False, name)
+    return replace(fit_combined(history, rng), reuse=False, use_line=False, name="compute + communication")

@@ -31,8 +31,9 @@ def sources(grid: Grid, rows: Rows, elsewhere: Source = Source.PRIOR) -> NDArray
 
 def cap(log_JK: FloatArray, grid: Grid) -> FloatArray:
     """`log_JK` with no cell above `SUPERLINEAR_CAP` x w x T(1) on its host type, and within +-MAX_LOG."""
-    single_K = np.where(grid.single_K >= 0, grid.single_K, np.arange(log_JK.shape[1]))
-    most_JK = log_JK[:, single_K] + np.log(grid.workers_K) + np.where(grid.workers_K > 1, np.log(SUPERLINEAR_CAP), 0.0)
+    most_JK = (
+        log_JK[:, grid.single_K] + np.log(grid.workers_K) + np.where(grid.workers_K > 1, np.log(SUPERLINEAR_CAP), 0.0)
+    )
     return np.clip(np.minimum(log_JK, most_JK), -MAX_LOG, MAX_LOG)
 
 

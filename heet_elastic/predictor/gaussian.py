@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heet_elastic.predictor.api import FloatArray
+from heet_elastic.predictor.batched import whitener
 from heet_elastic.predictor.rows import Rows
 
 CHUNK = 1024
@@ -36,7 +37,7 @@ def condition(mean_K: FloatArray, covariance_KK: FloatArray, rows: Rows) -> Cond
         piece = slice(start, start + CHUNK)
         part = rows.take(np.arange(jobs)[piece])
         whiten_JNN, half_JNK = _halves(covariance_KK, part)
-        at_JN = np.where(part.measured_JN, part.column_JN, 0)
+        at_JN = part.at_JN
         white_JN = (whiten_JNN @ np.where(part.measured_JN, part.log_JN - mean_K[at_JN], 0.0)[:, :, None])[:, :, 0]
         mean_JK[piece] = mean_K + (white_JN[:, None, :] @ half_JNK)[:, 0, :]
         variance_JK = np.diag(covariance_KK) - np.einsum("jnk,jnk->jk", half_JNK, half_JNK)
@@ -55,10 +56,9 @@ def conditioned_covariance(covariance_KK: FloatArray, rows: Rows) -> FloatArray:
 
 def _halves(covariance_KK: FloatArray, rows: Rows) -> tuple[FloatArray, FloatArray]:
     """(L^-1, L^-1 C[o, :]) with L L' = C[o, o] + S."""
-    measured_JN = rows.measured_JN
-    at_JN = np.where(measured_JN, rows.column_JN, 0)
-    cov_JNN = covariance_KK[at_JN[:, :, None], at_JN[:, None, :]] * (measured_JN[:, :, None] & measured_JN[:, None, :])
+    measured_JN, at_JN = rows.measured_JN, rows.at_JN
+    cov_JNN = covariance_KK[at_JN[:, :, None], at_JN[:, None, :]] * rows.pair_JNN
     diagonal = np.arange(at_JN.shape[1])
     cov_JNN[:, diagonal, diagonal] += np.where(measured_JN, rows.std_JN**2, 1.0)
-    whiten_JNN = np.linalg.inv(np.linalg.cholesky(cov_JNN))
+    whiten_JNN = whitener(cov_JNN)
     return whiten_JNN, whiten_JNN @ (covariance_KK[at_JN] * measured_JN[:, :, None])

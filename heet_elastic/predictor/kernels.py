@@ -50,6 +50,8 @@ class PhysicsPrior:
     level_all: float = 1.0  # B, of everything
     across_level: float = 1.0  # the mean of B is this much higher across hosts
     fast_link_level: float = -1.5  # and this much lower inside a host whose type names NVLink or NVSwitch
+    link_mean: float = -22.3  # kappa: gradients of two workers of a host are exchanged at about 5 GB/s ...
+    link_std: float = 1.0  # ... and implementations overlap, compress or waste
     type_weight: float = 8.0  # of type_std against what past jobs show
     class_weight: float = 20.0  # of 1, the scale of a link class' deviations, against what past jobs show
 

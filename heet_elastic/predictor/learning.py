@@ -8,12 +8,14 @@ much. A past job without a cell that can be used says nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from heet_elastic.model import Profile
+from heet_elastic.model import JobFeatures, Profile, WorkUnit
 from heet_elastic.predictor.api import FloatArray, Observations
 from heet_elastic.predictor.kernels import PhysicsPrior, kernels
 from heet_elastic.predictor.physics import (
@@ -27,14 +29,15 @@ from heet_elastic.predictor.physics import (
     solve,
     unseen_population,
 )
-from heet_elastic.predictor.rows import Grid, IntArray, Rows, gather, grid_of
+from heet_elastic.predictor.rows import BoolArray, Grid, IntArray, Rows, grid_of, observe
 
 ROUNDS = 6
 MAX_HISTORY = 256
 """Past jobs that are learned from: fitting is then seconds at the most, whatever the cluster has seen."""
 
 RATIO_WEIGHT = 4.0
-"""The prior of q's mean (half of it) and spread counts as that many past jobs."""
+LINK_WEIGHT = 3.0
+"""The prior of q's mean (half of it) and spread, and of kappa, count as that many past jobs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,15 @@ class History:
     grid: Grid
     rows: Rows
 
+    @cached_property
+    def named(self) -> dict[tuple[str, bool], tuple[int, ...]]:
+        """Profiles of each (name, whether in steps), in their order."""
+        found: dict[tuple[str, bool], tuple[int, ...]] = {}
+        for i, profile in enumerate(self.profiles):
+            key = profile.name, profile.work_unit == "steps"
+            found[key] = (*found.get(key, ()), i)
+        return found
+
 
 def bounded(history: Sequence[Profile], limit: int = MAX_HISTORY) -> tuple[Profile, ...]:
     """At most `limit` profiles: those measured in most configurations, by name where equal; in the given order."""
@@ -54,19 +66,44 @@ def bounded(history: Sequence[Profile], limit: int = MAX_HISTORY) -> tuple[Profi
     return tuple(history[i] for i in sorted(order[:limit]))
 
 
-def past(history: Sequence[Profile], limit: int = MAX_HISTORY) -> History:
-    """The history on the grid of its own cells, bounded, without jobs that have no usable cell."""
+def past(history: Sequence[Profile], prior: PhysicsPrior, limit: int = MAX_HISTORY) -> History:
+    """The history on the grid of its own cells, bounded, without jobs that have no usable cell.
+
+    Rows are in work per second: those of jobs that count steps of a fixed batch per worker are multiplied by w.
+    """
     profiles = bounded(history, limit)
-    grid = grid_of(c for p in profiles for c, _ in p.cells)
-    rows = gather([Observations(p.name, cells=p.cells) for p in profiles], grid)
+    grid, rows = observe([Observations(p.name, cells=p.cells) for p in profiles], ())
     keep = np.flatnonzero(rows.measured_JN.any(axis=1))
-    return History(tuple(profiles[i] for i in keep), grid, rows.take(keep))
+    profiles, rows = tuple(profiles[i] for i in keep), rows.take(keep)
+    if keep.size:
+        population = unseen_population(prior, grid)
+        place = on_grid(population, grid)
+        in_steps_J = np.array([p.work_unit == "steps" for p in profiles], dtype=bool)
+        rows = rows.shifted(counts_steps(population, rows, place, in_steps_J), place.log_workers_K)
+    return History(profiles, grid, rows)
+
+
+def counts_steps(population: Population, rows: Rows, place: Field, in_steps_J: BoolArray) -> FloatArray:
+    """1 for jobs in steps/s whose cells fit a fixed batch per worker better than a fixed total batch, else 0 (J).
+
+    With a fixed batch per worker w workers do w times the work in a step, so T w is the work per second. Until more
+    than one worker was measured nobody can tell, and such a job is tried with more.
+    """
+    many_J = (rows.measured_JN & (place.multi_K[rows.at_JN] > 0)).any(axis=1)
+    ask = np.flatnonzero(in_steps_J & many_J)
+    found_J = np.zeros(in_steps_J.size)
+    if ask.size:
+        part, centre = rows.take(ask), population_centre(population, place, ask.size)
+        as_work = part.shifted(np.ones(ask.size), place.log_workers_K)
+        gain_J = solve(place, as_work, centre).log_evidence_J - solve(place, part, centre).log_evidence_J
+        found_J[ask] = gain_J > 0
+    return found_J
 
 
 def learn(history: History, prior: PhysicsPrior) -> Population:
     """The population of `history`; the prior itself where that is empty."""
     if not history.profiles:
-        return unseen_population(prior, Grid(()))
+        return unseen_population(prior, grid_of(()))
     population = _start(history, prior)
     for round_number in range(ROUNDS):
         place = on_grid(population, history.grid)
@@ -74,7 +111,38 @@ def learn(history: History, prior: PhysicsPrior) -> Population:
         solution = solve(place, history.rows, centre)
         found = latents(place, history.rows, centre, solution)
         population = _update(population, history, place, solution, found, widths=round_number > 0)
-    return population
+    return _with_links(population, history)
+
+
+def _with_links(population: Population, history: History) -> Population:
+    """The rate kappa at which gradients are exchanged, from past jobs whose bytes are known (`explain`)."""
+    bytes_J = np.array([log_bytes(p.features, p.work_unit) for p in history.profiles])
+    known = np.flatnonzero(np.isfinite(bytes_J))
+    if not known.size:
+        return population
+    prior, rows = population.prior, history.rows.take(known)
+    place = on_grid(population, history.grid)
+    centre = population_centre(population, place, known.size)
+    found = latents(place, rows, centre, solve(place, rows, centre))
+    many_K = np.flatnonzero(place.multi_K)
+    if not many_K.size:
+        return population
+    # z - B - r - d is q, A - r - d is a: their difference needs neither r nor d
+    apart_J = (found.ratio_JK - found.speed_JK - place.level_K)[:, many_K].mean(axis=1) - bytes_J[known]
+    mean = (apart_J.sum() + LINK_WEIGHT * prior.link_mean) / (known.size + LINK_WEIGHT)
+    var = (((apart_J - mean) ** 2).sum() + LINK_WEIGHT * prior.link_std**2) / (known.size + LINK_WEIGHT)
+    return replace(population, link_mean=float(mean), link_std=float(np.sqrt(var)))
+
+
+def log_bytes(features: JobFeatures | None, unit: WorkUnit | None) -> float:
+    """ln of the gradient bytes that a worker exchanges per unit of work; NaN where that is not known."""
+    if features is None:
+        return math.nan
+    exchanged = features.gradient_bytes or features.parameter_bytes or 4 * (features.parameters or 0)
+    per_step = 1.0 if unit == "steps" else features.batch_per_worker
+    if not exchanged or per_step is None or not per_step > 0 or unit == "epochs":
+        return math.nan
+    return math.log(exchanged / per_step)
 
 
 def _start(history: History, prior: PhysicsPrior) -> Population:
@@ -138,7 +206,7 @@ def _levels(population: Population, place: Field, ratio_JK: FloatArray, jobs: in
 
 def _type_uncertainty(rows: Rows, place: Field, solution: Solution, first_H: IntArray, scale_var: float) -> FloatArray:
     """Sum over jobs of the posterior covariance of their speeds, relative to their mean over host types (H x H)."""
-    at_JN, types = np.where(rows.measured_JN, rows.column_JN, 0), first_H.size
+    at_JN, types = rows.at_JN, first_H.size
     cov_HH = scale_var + place.type_KK[np.ix_(first_H, first_H)]
     cross_JNH = scale_var + (1 - solution.slope_JN)[:, :, None] * place.type_KK[at_JN][:, :, first_H]
     half_JNH = solution.whiten_JNN @ (cross_JNH * rows.measured_JN[:, :, None])
@@ -154,7 +222,7 @@ def _class_scales(population: Population, history: History, solution: Solution) 
     base_KK = kernels(grid, prior).deviation_KK
     place = on_grid(population, grid)
     class_K = kernels(grid, prior).class_K
-    at_JN = np.where(rows.measured_JN, rows.column_JN, 0)
+    at_JN = rows.at_JN
     pair = at_JN[:, :, None], at_JN[:, None, :]
     prior_JNN = place.deviation_KK[pair]
     cross_JNN = -prior_JNN * solution.slope_JN[:, None, :] * rows.measured_JN[:, None, :]

@@ -20,7 +20,7 @@ from heet_elastic.predictor.api import Completion, FloatArray, Observations
 from heet_elastic.predictor.finish import complete, sources
 from heet_elastic.predictor.gaussian import Conditioned, condition, conditioned_covariance
 from heet_elastic.predictor.gpus import prior_speed
-from heet_elastic.predictor.rows import Grid, Rows, gather, grid_of
+from heet_elastic.predictor.rows import Grid, Rows, observe
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class LogLines:
 
     def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
         """Complete the rows of `jobs` (see `api.Predictor`)."""
-        grid = grid_of(configurations, (c for job in jobs for c, _ in job.cells))
-        rows = gather(jobs, grid)
+        grid, rows = observe(jobs, configurations)
         found = self.posterior(grid, rows)
         return complete(found.mean_JK, found.std_JK, sources(grid, rows), rows, grid, configurations)
 
@@ -86,9 +85,9 @@ class LogLines:
 
     def covariance(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> FloatArray:
         """Posterior covariance of ln T (J x K x K; see `api.Covarying`)."""
-        grid = grid_of(configurations, (c for job in jobs for c, _ in job.cells))
+        grid, rows = observe(jobs, configurations)
         keep = [grid.index[c] for c in configurations]
-        return self.covariance_on(grid, gather(jobs, grid))[:, keep][:, :, keep]
+        return self.covariance_on(grid, rows)[:, keep][:, :, keep]
 
     def covariance_on(self, grid: Grid, rows: Rows) -> FloatArray:
         """Posterior covariance of ln T over `grid`."""
@@ -97,9 +96,7 @@ class LogLines:
 
 def fit_loglines(history: Sequence[Profile], rng: np.random.Generator) -> LogLines:  # noqa: ARG001
     """The line takes nothing from the history but its scale, which only a job without any cell feels."""
-    jobs = [Observations(p.name, cells=p.cells) for p in history]
-    grid = grid_of(c for p in history for c, _ in p.cells)
-    rows = gather(jobs, grid)
+    grid, rows = observe([Observations(p.name, cells=p.cells) for p in history], ())
     prior = LinePrior()
     residual_JN = rows.log_JN - line_mean(grid, prior)[rows.column_JN] if grid.configurations else rows.log_JN
     scales = [float(np.mean(r[m])) for r, m in zip(residual_JN, rows.measured_JN, strict=True) if m.any()]

@@ -19,13 +19,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from heet_elastic.predictor import batched
 from heet_elastic.predictor.api import FloatArray
 from heet_elastic.predictor.kernels import PhysicsPrior, kernels
-from heet_elastic.predictor.rows import Grid, IntArray, Rows
+from heet_elastic.predictor.rows import Grid, IntArray, Rows, grid_of
 
-MAX_ITERATIONS = 8
+ITERATIONS = 5
 TOLERANCE = 1e-2
-"""Linearising stops when no z moved further than this."""
+"""Linearising stops after that many times, or when no z moved further than this."""
 
 LONGEST_STEP = 1.5
 
@@ -45,6 +46,8 @@ class Population:
     scale_mean: float
     ratio_mean: float
     ratio_std: float
+    link_mean: float  # kappa: -ln of the bytes/s at which gradients are exchanged where B = 0
+    link_std: float
     level_grid: Grid
     level_weights_K: FloatArray
     class_scale: Mapping[tuple[str, bool], float]
@@ -132,8 +135,9 @@ def _level_shift(population: Population, grid: Grid) -> FloatArray:
     learned = population.level_grid.configurations
     if not learned:
         return np.zeros(len(grid.configurations))
-    joint = Grid(grid.configurations + learned)
-    cov_KK = kernels(joint, population.prior).level_KK[: len(grid.configurations), len(grid.configurations) :]
+    joint = grid_of(grid.configurations, learned)
+    at = [joint.index[c] for c in learned]
+    cov_KK = kernels(joint, population.prior).level_KK[: len(grid.configurations), at]
     shift_K: FloatArray = cov_KK @ population.level_weights_K
     return shift_K
 
@@ -149,6 +153,8 @@ def unseen_population(prior: PhysicsPrior, grid: Grid) -> Population:
         scale_mean=0.0,
         ratio_mean=prior.ratio_mean,
         ratio_std=prior.ratio_std,
+        link_mean=prior.link_mean,
+        link_std=prior.link_std,
         level_grid=grid,
         level_weights_K=np.zeros(len(grid.configurations)),
         class_scale={},
@@ -184,7 +190,7 @@ class _Gathered:
 
 
 def _gathered(place: Field, rows: Rows, centre: Centre) -> _Gathered:
-    at_JN = np.where(rows.measured_JN, rows.column_JN, 0)
+    at_JN = rows.at_JN
     pair = at_JN[:, :, None] * len(place.grid.configurations) + at_JN[:, None, :]
     of_J1 = centre.of_J[:, None]
     return _Gathered(
@@ -199,41 +205,43 @@ def _gathered(place: Field, rows: Rows, centre: Centre) -> _Gathered:
     )
 
 
-def solve(place: Field, rows: Rows, centre: Centre) -> Solution:
-    """Condition jobs on their measured cells."""
+def solve(place: Field, rows: Rows, centre: Centre, iterations: int = ITERATIONS) -> Solution:
+    """Condition jobs on their measured cells, linearising at most `iterations` times (the first time at the centre)."""
     g = _gathered(place, rows, centre)
-    v, coupling_J1 = centre.variance, centre.coupling_J[:, None]
-    mask_JNN = rows.measured_JN[:, :, None] & rows.measured_JN[:, None, :]
-    noise_JN = np.where(rows.measured_JN, rows.std_JN**2, 1.0)
-    diagonal = np.arange(rows.column_JN.shape[1])
-    z_JN = g.ratio_JN.copy()
-    for iteration in range(MAX_ITERATIONS):
+    z_JN = g.ratio_JN
+    for iteration in range(iterations):
         p_JN = _logistic(z_JN) * g.multi_JN
-        u_JN = 1.0 - coupling_J1 * p_JN
+        u_JN = 1.0 - centre.coupling_J[:, None] * p_JN
         expected_JN = g.speed_JN + g.rest_JN - np.logaddexp(0.0, z_JN) * g.multi_JN - p_JN * (g.ratio_JN - z_JN)
         residual_JN = np.where(rows.measured_JN, rows.log_JN - expected_JN, 0.0)
-        cov_JNN = (
-            centre.scale_var_J[:, None, None] * u_JN[:, :, None] * u_JN[:, None, :]
-            + v * (1 - p_JN)[:, :, None] * (1 - p_JN)[:, None, :] * g.type_JNN
-            + v * p_JN[:, :, None] * p_JN[:, None, :] * g.ratio_JNN
-            + v * g.rest_JNN
-        )
-        cov_JNN *= mask_JNN
-        cov_JNN[:, diagonal, diagonal] += noise_JN
-        weight_JN: FloatArray = np.linalg.solve(cov_JNN, residual_JN[:, :, None])[:, :, 0].astype(
-            np.float64, copy=False
-        )
-        if iteration == MAX_ITERATIONS - 1:
+        cov_JNN = _covariance(g, rows, centre, p_JN, u_JN)
+        weight_JN = batched.solve(cov_JNN, residual_JN)
+        if iteration == iterations - 1:
             break
-        pull_JN = v * (_times(g.type_JNN, (1 - p_JN) * weight_JN) - _times(g.ratio_JNN, p_JN * weight_JN))
-        pull_JN += (coupling_J1 * centre.scale_var_J[:, None]) * (u_JN * weight_JN).sum(axis=1, keepdims=True)
+        pull_JN = centre.variance * (_times(g.type_JNN, (1 - p_JN) * weight_JN) - _times(g.ratio_JNN, p_JN * weight_JN))
+        pull_JN += (centre.coupling_J * centre.scale_var_J * (u_JN * weight_JN).sum(axis=1))[:, None]
         step_JN = np.clip(g.ratio_JN + pull_JN - z_JN, -LONGEST_STEP, LONGEST_STEP) * g.multi_JN
         if np.abs(step_JN).max(initial=0.0) < TOLERANCE:
             break
         z_JN = z_JN + step_JN * (1.0 if iteration < 3 else 0.7)
-    whiten_JNN = np.linalg.inv(np.linalg.cholesky(cov_JNN))
-    log_evidence_J = np.log(whiten_JNN[:, diagonal, diagonal]).sum(axis=1) - 0.5 * (residual_JN * weight_JN).sum(axis=1)
+    whiten_JNN = batched.whitener(cov_JNN)
+    log_evidence_J = np.log(np.diagonal(whiten_JNN, axis1=1, axis2=2)).sum(axis=1)
+    log_evidence_J -= 0.5 * (residual_JN * weight_JN).sum(axis=1)
     return Solution(p_JN, weight_JN, whiten_JNN, log_evidence_J)
+
+
+def _covariance(g: _Gathered, rows: Rows, centre: Centre, p_JN: FloatArray, u_JN: FloatArray) -> FloatArray:
+    """Covariance of what was measured, noise included; pads are independent unit cells."""
+    q_JN = 1 - p_JN
+    cov_JNN = q_JN[:, :, None] * q_JN[:, None, :] * g.type_JNN
+    cov_JNN += p_JN[:, :, None] * p_JN[:, None, :] * g.ratio_JNN
+    cov_JNN += g.rest_JNN
+    cov_JNN *= centre.variance
+    cov_JNN += (centre.scale_var_J[:, None] * u_JN)[:, :, None] * u_JN[:, None, :]
+    cov_JNN *= rows.pair_JNN
+    diagonal = np.arange(p_JN.shape[1])
+    cov_JNN[:, diagonal, diagonal] += np.where(rows.measured_JN, rows.std_JN**2, 1.0)
+    return cov_JNN
 
 
 def _times(matrix_JNN: FloatArray, vector_JN: FloatArray) -> FloatArray:
@@ -259,7 +267,7 @@ class Latents:
 def latents(place: Field, rows: Rows, centre: Centre, solution: Solution) -> Latents:
     """Posterior means of the parts."""
     v, p_JN, weight_JN = centre.variance, solution.slope_JN, solution.weight_JN
-    used = np.unique(np.where(rows.measured_JN, rows.column_JN, 0))
+    used = np.unique(rows.at_JN)
     u_weight_J = ((1.0 - centre.coupling_J[:, None] * p_JN) * weight_JN).sum(axis=1)
     shared_JK = v * _spread(rows, (1 - p_JN) * weight_JN, used) @ place.type_KK[used]
     ratio_JK = shared_JK - v * _spread(rows, p_JN * weight_JN, used) @ place.deviation_KK[used]
@@ -308,7 +316,7 @@ def _half(
     place: Field, rows: Rows, centre: Centre, solution: Solution, ratio_JK: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(whitened covariance of measured cells with the grid, u, p)."""
-    at_JN, p_JN = np.where(rows.measured_JN, rows.column_JN, 0), solution.slope_JN
+    at_JN, p_JN = rows.at_JN, solution.slope_JN
     p_JK = _logistic(ratio_JK) * place.multi_K
     u_JN, u_JK = 1.0 - centre.coupling_J[:, None] * p_JN, 1.0 - centre.coupling_J[:, None] * p_JK
     ratio_JNK = place.deviation_KK[at_JN] + centre.ratio_var_J[:, None, None]

@@ -16,9 +16,10 @@ import numpy as np
 from heet_elastic.model import Configuration, Profile
 from heet_elastic.predictor.api import Completion, FloatArray, Observations, Source
 from heet_elastic.predictor.finish import complete, sources
+from heet_elastic.predictor.kernels import PhysicsPrior
 from heet_elastic.predictor.learning import History, past
 from heet_elastic.predictor.loglines import LogLines, fit_loglines
-from heet_elastic.predictor.rows import BoolArray, Grid, Rows, gather, grid_of
+from heet_elastic.predictor.rows import BoolArray, Grid, Rows, observe
 
 THRESHOLD = 0.10
 MIN_SHARED = 2
@@ -35,7 +36,7 @@ def distances(rows: Rows, row_IK: FloatArray, known_IK: BoolArray) -> tuple[Floa
     step = max(1, CELLS_AT_ONCE // max(1, past_jobs * rows.column_JN.shape[1]))
     for start in range(0, jobs, step):
         piece = slice(start, start + step)
-        at_JN = np.where(rows.measured_JN[piece], rows.column_JN[piece], 0)
+        at_JN = rows.at_JN[piece]
         shared_JIN = rows.measured_JN[piece][:, None, :] & known_IK.T[at_JN].transpose(0, 2, 1)
         count_JI = shared_JIN.sum(axis=2)
         gap_JIN = np.where(shared_JIN, rows.log_JN[piece][:, None, :] - row_IK.T[at_JN].transpose(0, 2, 1), 0.0)
@@ -56,8 +57,7 @@ class NearestJob:
 
     def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
         """Complete the rows of `jobs` (see `api.Predictor`)."""
-        grid = grid_of(configurations, (c for job in jobs for c, _ in job.cells))
-        rows = gather(jobs, grid)
+        grid, rows = observe(jobs, configurations)
         line = self.line.posterior(grid, rows)
         log_JK, std_JK = line.mean_JK, line.std_JK
         source_JK = sources(grid, rows)
@@ -83,4 +83,4 @@ class NearestJob:
 
 def fit_nearest(history: Sequence[Profile], rng: np.random.Generator) -> NearestJob:
     """Keep the rows of the history."""
-    return NearestJob(past(history), fit_loglines(history, rng))
+    return NearestJob(past(history, PhysicsPrior()), fit_loglines(history, rng))

@@ -92,6 +92,7 @@ class ThroughputTable:
             name=self.jobs[job],
             cells=self.cells(job),
             features=self.features(job),
+            work_unit="samples",
             family=self.families[job],
         )
 
