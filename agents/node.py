@@ -182,6 +182,7 @@ class Node:
         self._runs.start(node_command.launch(spec, command, self._runs.folder_of(job), self._here))
 
     def _report(self, job: str, failures: int, code: int | None) -> None:
+        self._runs.settle(job)
         words = self._runs.words(job)
         how = "ended" if code is None else f"ended with {code}"
         log.warning("job %s: its torchrun %s (%d in a row): %s", job, how, failures, words.splitlines()[-1:] or "")

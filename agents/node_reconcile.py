@@ -225,7 +225,6 @@ def _without(
     instructions: list[Instruction] = []
     wanted = seen is not None and seen.wanted and not seen.over
     if run is not None:
-        instructions.append(Close(run.job))
         same = seen is not None and seen.incarnation == run.incarnation and not seen.over
         if same and track.asked_at is None and (track.since is not None or run.exit_code is not None):
             track = _after_death(now, track, times)
@@ -234,6 +233,7 @@ def _without(
         track = replace(track, since=None, asked_at=None, killed_at=None, idle_since=None, over_since=None)
         if track.failures and same:
             instructions.append(Report(run.job, track.failures, run.exit_code))
+        instructions.append(Close(run.job))
     if wanted and seen is not None and _hopeless(seen, track, times):
         return track, [*instructions, GiveUp(seen.job)]
     if wanted and seen is not None and now >= track.retry_at:

@@ -60,14 +60,28 @@ class Launch:
 
 @dataclass(slots=True)
 class _Live:
-    """A torchrun that is looked after. child: None where an earlier daemon started it."""
+    """A torchrun that is looked after. child: None where an earlier daemon started it.
+
+    pipe: a descriptor of its own output, held until its writer has ended: what a torchrun said that ended before its
+    writer had started would be lost otherwise.
+    """
 
     job: str
     incarnation: str
     folder: Path
     child: subprocess.Popen[bytes] | None = None
     writer: subprocess.Popen[bytes] | None = None
+    pipe: int = -1
     failed: bool = False
+
+    def over(self) -> bool:
+        """Whether its writer has ended; then the pipe is let go of."""
+        if self.writer is not None and self.writer.poll() is None:
+            return False
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+        return True
 
 
 class Runs:
@@ -76,6 +90,7 @@ class Runs:
     def __init__(self, state: Path, log_bytes: int, keep: int = 100) -> None:
         self._state, self._log_bytes, self._keep = state, log_bytes, keep
         self._live: dict[str, _Live] = {}
+        self._ending: list[_Live] = []  # dropped, and their writers are still at it
         self._lock: int | None = None
 
     def open(self) -> None:
@@ -124,6 +139,7 @@ class Runs:
             if self._alive(live.folder):
                 return  # an earlier daemon's, only now seen: it is taken over as it is
             self._prepare(live.folder, launch)
+            live.pipe = os.open(live.folder / "pipes" / TORCHRUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._start_writer(live)
             live.child = self._spawn(live.folder, launch)
         except OSError as e:
@@ -132,6 +148,7 @@ class Runs:
 
     def keep_writers(self) -> None:
         """Replace writers of logs that have died while their torchrun lives."""
+        self._ending = [live for live in self._ending if not live.over()]
         for live in self._live.values():
             if live.writer is not None and live.writer.poll() is None:
                 continue
@@ -170,13 +187,22 @@ class Runs:
         except (OSError, ValueError):
             return None
 
+    def settle(self, job: str, most_s: float = 3.0) -> None:
+        """After a death: until everything that was said is in the log."""
+        live = self._live.get(job)
+        if live is not None and live.writer is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                live.writer.wait(most_s)
+
     def words(self, job: str, most: int = 600) -> str:
         """The end of what the torchrun said."""
         return node_logs.last_words(self.folder_of(job) / "logs", TORCHRUN, most)
 
     def drop(self, job: str) -> None:
         """A dead torchrun is done with. Its logs stay until newer runs need the room."""
-        self._live.pop(job, None)
+        live = self._live.pop(job, None)
+        if live is not None and not live.over():
+            self._ending.append(live)
         shutil.rmtree(self.folder_of(job) / "secrets", ignore_errors=True)
         self._prune()
 

@@ -48,6 +48,7 @@ class Stream:
                 data = data[self._write(data) :]
         except OSError as e:
             self._lost, self._why = self._lost + len(data), e.strerror or "the disk refuses them"
+            self._close()  # opened anew next time: it may have been removed to make room
         return True
 
     def _write(self, data: bytes) -> int:
@@ -60,11 +61,15 @@ class Stream:
         return written
 
     def _next(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file, self._begin, self._size = -1, self._begin + self._size, 0
+        self._close()
+        self._begin, self._size = self._begin + self._size, 0
         for begin in self._files()[:-1]:
             self._path(begin).unlink()
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
     def _path(self, begin: int) -> Path:
         return self._logs / f"{self._name}@{begin:020d}.log"

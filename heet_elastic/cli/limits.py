@@ -53,7 +53,8 @@ def needs(spec: JobSpec) -> str:
 def _fits(spec: JobSpec, counts: list[int]) -> bool:
     each = spec.most_per_host
     if spec.rigid:
-        return sum(n >= (each or 1) for n in counts) >= spec.min_hosts
+        allowed = each is None or spec.allows(each * spec.min_hosts)
+        return allowed and sum(n >= (each or 1) for n in counts) >= spec.min_hosts
     room = sum(min(n, each or n) for n in counts[: spec.max_hosts])
     if len(counts) < spec.min_hosts:
         return False
