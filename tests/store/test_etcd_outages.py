@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from heet_elastic.errors import StoreUnavailableError
+from heet_elastic.errors import StoreRefusedError, StoreUnavailableError
 from heet_elastic.store.api import Committed, Put
 from heet_elastic.store.embedded import EmbeddedEtcd, EmbeddedSettings, find_etcd, free_port
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
@@ -70,6 +70,17 @@ def test_a_lease_counts_from_when_a_keep_alive_was_sent_not_from_its_answer(lab:
         os.kill(lab.server.pid, signal.SIGCONT)
     wait_until(lambda: lease.last_ack > granted)
     assert lease.last_ack < answered
+
+
+def test_a_full_database_is_a_refusal_that_says_what_to_do(tmp_path: Path) -> None:
+    lab = EtcdLab(new_etcd(tmp_path, "--quota-backend-bytes=1000000"), "/t/", own=True)
+    try:
+        with pytest.raises(StoreRefusedError, match=r"its database is full: compact, defragment.*alarm disarm"):
+            for n in range(100):
+                lab.store.txn([], [Put(f"/t/{n}", b"x" * 100_000)])
+        assert "/t/0" in lab.store.read("/t/").entries
+    finally:
+        lab.close()
 
 
 def test_another_store_is_noticed_without_a_store_id_by_its_lower_revision(lab: EtcdLab) -> None:
