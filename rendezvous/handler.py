@@ -286,6 +286,8 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             formed = form_round(allocation, process.agent, address, member, superseded, share)
             if formed is not None:
                 return formed
+            with member.changed:
+                member.changed.wait(0.1)
 
     def _await_order(self, process: Process) -> Allocation:
         """The allocation to form now; keeps this agent clean and its time limits while it waits."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import DistError, DistNetworkError, DistStoreError, PrefixStore, Store, TCPStore
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from heet_elastic.errors import StoreUnavailableError
 from heet_elastic.model import Allocation, RoundStore
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 SLICE = timedelta(seconds=1)
 CALL_TIMEOUT = timedelta(seconds=5)
 MASTER_PORT = "master_port"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.05
+"""Pauses between two looks at whether everybody has acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,25 @@ def form_round(
     superseded: Callable[[], bool],
     share_store: bool = True,
 ) -> FormedRound | None:
-    """Form `allocation`'s round; None when it was superseded meanwhile.
+    """Form `allocation`'s round; None when it was superseded or its store could not be reached (then: come again).
 
     share_store: workers use this store; else rank 0 holds a port for the store that they make themselves.
     """
+    try:
+        return _form(allocation, agent, address, member, superseded, share_store)
+    except DistError as e:
+        log.info("round %d: %s", allocation.round, e)
+        return None
+
+
+def _form(
+    allocation: Allocation,
+    agent: str,
+    address: str,
+    member: Member,
+    superseded: Callable[[], bool],
+    share_store: bool,
+) -> FormedRound | None:
     rank = [m.agent for m in allocation.members].index(agent)
     if rank == 0:
         server = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=CALL_TIMEOUT)
@@ -67,7 +84,7 @@ def form_round(
         if found is None:
             return None
         where = found
-    client = server if server is not None else _connect(where, superseded)
+    client = server if server is not None else _connect(where, member, superseded)
     if client is None:
         return None
     client.set_timeout(CALL_TIMEOUT)
@@ -112,8 +129,13 @@ def _await_address(round_: int, member: Member, superseded: Callable[[], bool]) 
     return None
 
 
-def _connect(where: RoundStore, superseded: Callable[[], bool]) -> TCPStore | None:
+def _connect(where: RoundStore, member: Member, superseded: Callable[[], bool]) -> TCPStore | None:
     while not superseded():
+        if not member.address_of(where.agent):
+            # Its agent is gone: a round without it follows, and torch would print every attempt.
+            with member.changed:
+                member.changed.wait(0.2)
+            continue
         try:
             return TCPStore(where.address, where.port, is_master=False, wait_for_workers=False, timeout=SLICE)
         except DistError as e:
@@ -126,26 +148,24 @@ def _acknowledge(
 ) -> bool:
     """Say that we are there, and wait until all are. Rank 0 keeps telling the member thread who is missing."""
     others = {r: m.agent for r, m in enumerate(allocation.members)}
-    try:
-        store.set(f"ack/{rank}", allocation.members[rank].agent)
-        if store.add("acks", 1) >= len(others):
-            store.set("complete", "1")
-            return True
-    except (DistNetworkError, DistStoreError) as e:
-        log.info("round %d: acknowledging failed: %s", allocation.round, e)
+    store.set(f"ack/{rank}", allocation.members[rank].agent)
+    if store.add("acks", 1) >= len(others):
+        store.set("complete", "1")
+        return True
+    pause_s = FIRST_PAUSE_S
     while not superseded():
-        try:
-            store.wait(["complete"], timedelta(seconds=0.25) if rank == 0 else SLICE)
+        # Not `store.wait`: torch prints a warning for every slice of it that passes.
+        if store.check(["complete"]):
             return True
-        except DistStoreError as e:
-            log.debug("round %d is not complete: %s", allocation.round, e)
-        except DistNetworkError as e:
-            # Rank 0 is gone: the others will say so; until then no busy loop.
-            log.debug("round %d: its store is lost: %s", allocation.round, e)
-            with member.changed:
-                member.changed.wait(0.2)
         if rank == 0:
-            missing = tuple(a for r, a in others.items() if not store.check([f"ack/{r}"]))
-            if missing != member.local.unacknowledged or member.local.unacknowledged_round != allocation.round:
-                member.update(unacknowledged=missing, unacknowledged_round=allocation.round)
+            _tell_missing(store, allocation, others, member)
+        with member.changed:
+            member.changed.wait(pause_s)
+        pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
     return False
+
+
+def _tell_missing(store: Store, allocation: Allocation, others: dict[int, str], member: Member) -> None:
+    missing = tuple(a for r, a in others.items() if not store.check([f"ack/{r}"]))
+    if missing != member.local.unacknowledged or member.local.unacknowledged_round != allocation.round:
+        member.update(unacknowledged=missing, unacknowledged_round=allocation.round)
