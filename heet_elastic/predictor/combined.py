@@ -91,7 +91,7 @@ class Combined:
         grid, rows = observe(jobs, configurations)
         mixed = self.mixture(jobs, grid, rows)
         past_types = set(self.population.host_types)
-        known = [k for k, c in enumerate(grid.configurations) if c.host_type in past_types]
+        known = np.array([k for k, c in enumerate(grid.configurations) if c.host_type in past_types], dtype=np.int64)
         source_JK = sources(grid, rows)
         source_JK[np.ix_(np.flatnonzero(rows.measured_JN.any(axis=1)), known)] = Source.MODEL
         source_JK[np.ix_(np.flatnonzero(mixed.reuse_J > 0.5), known)] = Source.REUSED
@@ -223,4 +223,4 @@ def fit_combined(history: Sequence[Profile], rng: np.random.Generator) -> Combin
 
 def fit_physics(history: Sequence[Profile], rng: np.random.Generator) -> Combined:
     """The compute + communication model with its residual process alone: no reuse, no line."""
-    return replace(fit_combined(history, rng), reuse=False, use_line=False, name="compute + communication")
+    return replace(fit_combined(history, rng), reuse=False, use_line=False, name="physics")

@@ -71,7 +71,7 @@ class LogLines:
 
     scale: float = 0.0
     prior: LinePrior = LinePrior()
-    name: str = "log-log line"
+    name: str = "line"
 
     def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
         """Complete the rows of `jobs` (see `api.Predictor`)."""

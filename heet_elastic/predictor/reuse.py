@@ -53,7 +53,7 @@ class NearestJob:
 
     history: History
     line: LogLines
-    name: str = "nearest past job"
+    name: str = "nearest"
 
     def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
         """Complete the rows of `jobs` (see `api.Predictor`)."""
