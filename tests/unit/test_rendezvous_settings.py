@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,8 +65,8 @@ def test_keys_of_other_backends_are_named_and_ignored_and_torchs_timeout_is_not_
         ({"min_workers": "5", "max_workers": "3"}, "max_workers=3 is below min_workers=5"),
     ],
 )
-def test_a_wrong_value_names_the_key_and_what_is_accepted(conf: dict[str, str], words: str):
-    with pytest.raises(UsageError, match=".*") as caught:
+def test_a_wrong_value_names_the_key_and_what_is_accepted(conf: dict[str, Any], words: str):
+    with pytest.raises(UsageError) as caught:
         read(**conf)
     assert words in str(caught.value)
 
@@ -85,6 +86,6 @@ def test_a_rigid_job_and_an_elastic_one_ask_for_different_things():
 
 
 @pytest.mark.parametrize("conf", [{"min_workers": "13"}, {"workers": "13/16"}, {"multiple_of": "13"}])
-def test_limits_that_these_hosts_can_never_meet_are_refused(conf: dict[str, str]):
+def test_limits_that_these_hosts_can_never_meet_are_refused(conf: dict[str, Any]):
     with pytest.raises(UsageError, match="no world size is allowed: at most 3 hosts x 4 workers"):
         asked_spec(read(**conf), nproc=4, script="t.py", incarnation="i", user="u", origin="")

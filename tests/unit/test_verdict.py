@@ -50,7 +50,9 @@ def failure(name: str, revision: int, **more: object) -> dict[tuple[int, str], V
 
 
 def world(
-    records: dict[str, tuple[AgentRecord, int]] | None = None, failures: dict | None = None, **more: object
+    records: dict[str, tuple[AgentRecord, int]] | None = None,
+    failures: dict[tuple[int, str], Versioned[Failure]] | None = None,
+    **more: object,
 ) -> World:
     agents = {n: Versioned(record(n), 1, 10) for n in NAMES}
     for name, (changed, revision) in (records or {}).items():
@@ -158,7 +160,7 @@ def test_the_budget_is_the_smallest_of_the_agents_and_then_the_job_ends():
 
 @pytest.mark.parametrize(("steps", "ends"), [(0, True), (7, False)])
 def test_c13_the_same_exception_everywhere_before_any_step_ends_the_job_at_once(steps: int, ends: bool):
-    found = {}
+    found: dict[tuple[int, str], Versioned[Failure]] = {}
     for i, name in enumerate(NAMES):
         found |= failure(name, 20 + i, place="ModuleNotFoundError at train.py:3", steps=steps)
     records = {n: (record(n, AgentState.FAILED), 20 + i) for i, n in enumerate(NAMES)}
