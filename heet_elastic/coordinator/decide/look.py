@@ -9,7 +9,7 @@ from heet_elastic.coordinator.api import Entry, Memory, Timer, World
 from heet_elastic.coordinator.decide import accounts, events
 from heet_elastic.coordinator.decide.copies import Ghost, ghosts_of
 from heet_elastic.coordinator.decide.devices import Device, Inventory, Layout, holders, lay_out, take_stock
-from heet_elastic.coordinator.decide.state import JobState, state_of
+from heet_elastic.coordinator.decide.state import JobState, quiet_since, state_of
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import Account, Exclusion, Snapshot
 
@@ -72,7 +72,7 @@ def take_look(now: float, world: World, settings: CoordinatorSettings) -> Look:
 def _states(snapshot: Snapshot, memory: Memory) -> tuple[JobState, ...]:
     known = memory.states
     return tuple(
-        s if (s := known.get(job)) is not None and s.view is view else state_of(view)
+        s if (s := known.get(job)) is not None and s.view is view else state_of(view, s)
         for job, view in sorted(snapshot.jobs.items())
     )
 
@@ -110,14 +110,14 @@ def _entry(
     """The job's entry, brought up to `now` if anything happened; the time until now passed under the former state."""
     assert state.spec is not None
     entry = memory.entries.get(state.job)
-    quiet = entry is not None and before is state and not state.view.wanted
+    quiet = entry is not None and before is not None and quiet_since(before, state) and not state.view.wanted
     if quiet and entry is not None and now - entry.saved < settings.account_interval_s:
         return entry
     if entry is None or entry.account.incarnation != state.spec.incarnation:
         entry, before = accounts.opened(state, now), None
     entry = accounts.advance(entry, before or state, now, layout.type_of)
     account = entry.account
-    if before is not state:
+    if before is None or not quiet_since(before, state):
         account = events.apply(events.Change(before, state, memory.boots, now, settings), account, timers)
     if state.view.wanted and state.live:
         account = _late_starts(state, account, timers, now, settings)

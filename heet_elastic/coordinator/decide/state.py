@@ -5,8 +5,8 @@ Invariant: everything here follows from the JobView alone, so equal views give e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from heet_elastic.coordinator.api import Spot
 from heet_elastic.model import (
@@ -101,8 +101,26 @@ class JobState:
         return 1.0 if self.spec is None else self.spec.priority
 
 
-def state_of(view: JobView) -> JobState:
-    """The state of a view."""
+_MADE_OF = ("spec", "allocation", "agents", "failures", "done", "frozen", "result", "control")
+"""Fields of a JobView that a state is condensed from, besides the account."""
+
+
+def same_but(view: JobView, other: JobView, fields: Iterable[str] = _MADE_OF) -> bool:
+    """Whether these fields of two views are the same objects: a store keeps the objects of what did not change."""
+    return all(getattr(view, f) is getattr(other, f) for f in fields)
+
+
+def quiet_since(before: JobState, state: JobState) -> bool:
+    """Whether nothing happened to the job itself between two looks: at most its own status or account was written."""
+    if before is state:
+        return True
+    return same_but(before.view, state.view) and same_but(before.view, state.view, ("samples", "ended"))
+
+
+def state_of(view: JobView, before: JobState | None = None) -> JobState:
+    """The state of a view; `before`, the last one, spares the work where only account, status or samples are new."""
+    if before is not None and same_but(view, before.view):
+        return replace(before, view=view, account=_account_of(view, before.spec))
     spec = None if view.spec is None else view.spec.record
     run = "" if spec is None else spec.incarnation
 
@@ -115,7 +133,6 @@ def state_of(view: JobView) -> JobState:
     done = {a for a, d in view.done.items() if ours(d.incarnation)}
     frozen = (view.frozen is not None and ours(view.frozen.record.incarnation)) or bool(done)
     result = None if view.result is None or not ours(view.result.record.incarnation) else view.result.record
-    account = None if view.account is None or not ours(view.account.record.incarnation) else view.account.record
     control = RUN if view.control is None else view.control.record
     offers = tuple(
         Offer(r.agent, r.host, r.most_workers)
@@ -140,7 +157,7 @@ def state_of(view: JobView) -> JobState:
         spec=spec,
         control=control,
         released=_released(view),
-        account=account,
+        account=_account_of(view, spec),
         allocation=allocation,
         revision=0 if stored is None else stored.mod_revision,
         next_round=1 if stored is None else stored.record.round + 1,
@@ -159,6 +176,14 @@ def state_of(view: JobView) -> JobState:
         begun=_begun(allocation, records),
         spots=_spots(allocation),
     )
+
+
+def _account_of(view: JobView, spec: JobSpec | None) -> Account | None:
+    if view.account is None:
+        return None
+    account = view.account.record
+    ours = spec is None or not account.incarnation or account.incarnation == spec.incarnation
+    return account if ours else None
 
 
 def _released(view: JobView) -> frozenset[str]:
