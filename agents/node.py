@@ -170,6 +170,7 @@ class Node:
             case GiveUp(job):
                 self._give_up(job)
             case Close(job):
+                self._bury(job)
                 self._runs.drop(job)
 
     def _start(self, job: str) -> None:
@@ -193,6 +194,14 @@ class Node:
         put = Put(self._keys.start(job, report.host), encode(report), self._lease.id)
         self._txn([], [put])
         self._reported.add(job)
+
+    def _bury(self, job: str) -> None:
+        """Remove the records of a torchrun that is dead: others need not wait for its lease to run out."""
+        identity = self._runs.identity(job)
+        agent = None if identity is None else self._picture.agent_of(job, identity[0])
+        if agent is not None:
+            host = self._host_settings.host
+            self._txn([], [Delete(self._keys.agent(job, agent)), Delete(self._keys.host(host, agent))])
 
     def _give_up(self, job: str) -> None:
         spec = self._picture.versioned_spec(job)

@@ -13,7 +13,7 @@ from heet_elastic.model import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What this host's daemon knows. devices: how many it offers. access: --rdzv-conf of etcd (prefix, cacert, ...).
+    """What this host's daemon knows. devices: how many it offers. conf: --rdzv-conf where the job does not say better.
 
     identity: HEET_* variables that make a torchrun see the host as the daemon does. environment: the daemon's own.
     """
@@ -21,7 +21,7 @@ class Here:
     endpoint: str
     python: str
     devices: int
-    access: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -42,7 +42,7 @@ def launch(spec: JobSpec, command: JobCommand, folder: Path, here: Here) -> Laun
 
 def argv(spec: JobSpec, command: JobCommand, here: Here, ranks: int) -> tuple[str, ...]:
     """The command line. The job's limits are in its spec, which this torchrun adopts: they are not repeated here."""
-    conf = {**here.access, **dict(command.conf)}
+    conf = {**here.conf, **dict(command.conf)}
     return (
         command.python or here.python,
         *("-m", "torch.distributed.run"),

@@ -90,6 +90,12 @@ class Picture:
         view = self._snapshot.jobs.get(job)
         return None if view is None else view.spec
 
+    def agent_of(self, job: str, pid: int) -> str | None:
+        """The agent of a job that is process `pid` of this host, as far as it is registered."""
+        view = self._snapshot.jobs.get(job)
+        agents = () if view is None else tuple(view.agents.values())
+        return next((a.record.agent for a in agents if a.record.host == self._host and a.record.pid == pid), None)
+
     def submitted(self, job: str) -> tuple[JobSpec | None, JobCommand | None]:
         """Spec and command of a job; None for what is absent, unreadable, or of another run than the spec."""
         spec = self.versioned_spec(job)

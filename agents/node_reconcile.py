@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What is remembered of a job here. since: start of the present torchrun; None = there is none."""
+    """What is remembered of a job here. since: when the present torchrun was started or found; None = there is none."""
 
     incarnation: str
     since: float | None = None
@@ -226,7 +226,7 @@ def _without(
     wanted = seen is not None and seen.wanted and not seen.over
     if run is not None:
         same = seen is not None and seen.incarnation == run.incarnation and not seen.over
-        if same and track.asked_at is None and (track.since is not None or run.exit_code is not None):
+        if same and track.asked_at is None and track.since is not None:
             track = _after_death(now, track, times)
         elif seen is not None and seen.incarnation != run.incarnation:
             track = Track(seen.incarnation)
@@ -238,6 +238,7 @@ def _without(
         return track, [*instructions, GiveUp(seen.job)]
     if wanted and seen is not None and now >= track.retry_at:
         instructions.append(Start(seen.job))
+        track = replace(track, since=now)  # it may be dead before it is ever seen alive, and that is a death too
     return track, instructions
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -38,7 +39,9 @@ def agent(
     listen: Annotated[
         str, typer.Option(envvar="HEET_LISTEN_LOGS", help="ADDRESS or ADDRESS:PORT to serve logs at.")
     ] = "",
-    ttl_s: Annotated[float, typer.Option(envvar="HEET_TTL_S", min=1, help="Lease of this host.")] = 10.0,
+    ttl_s: Annotated[
+        float, typer.Option(envvar="HEET_TTL_S", min=1, help="Lease of this host and of its torchruns.")
+    ] = 10.0,
     idle_s: Annotated[
         float, typer.Option(envvar="HEET_IDLE_S", min=0, help="A torchrun without work here is ended after this.")
     ] = 120.0,
@@ -73,7 +76,8 @@ def agent(
     )
     store = open_store(access)
     try:
-        node = Node(store, access.keys, settings, host, here_of(access, host, os.environ))
+        here = replace(here_of(access, host, os.environ), conf={"ttl_s": f"{ttl_s:g}"})
+        node = Node(store, access.keys, settings, host, here)
 
         def stop(number: int, frame: FrameType | None) -> None:
             del frame

@@ -105,6 +105,16 @@ def test_deaths_are_reported_and_followed_by_longer_and_longer_pauses():
     assert pauses == [1, 2, 4, 8, 8]
 
 
+def test_a_torchrun_that_dies_before_it_is_seen_alive_has_died_and_is_counted_once():
+    step = look(0, WANTED, None)
+    step = look(0.1, WANTED, DEAD, step)
+    assert step.instructions == (Report("j", 1, 1), Close("j"))
+    step = look(0.2, WANTED, DEAD, step)  # closing it did not work out
+    assert step.instructions == (Report("j", 1, 1), Close("j"))
+    assert look(0.3, WANTED, None, step).instructions == ()
+    assert look(1.2, WANTED, None, step).instructions == (Start("j"),)
+
+
 def test_a_torchrun_that_lived_begins_a_new_count():
     step = look(0, WANTED, ALIVE, Step({"j": Track("i", failures=4)}))
     step = look(1, replace(WANTED, registered=True), ALIVE, step)
