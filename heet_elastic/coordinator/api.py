@@ -209,6 +209,7 @@ class Memory:
     boots: Mapping[str, str] = field(default_factory=dict)
     layout: Any = None
     demands: Mapping[str, Any] = field(default_factory=dict)
+    said: Mapping[str, float] = field(default_factory=dict)  # when waiting jobs were last told their place
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class CoordinatorSettings:
         60.0, "an agent that comes within this after its job's end belongs to that run, not to a new one", 0.0
     )
     account_interval_s: float = _setting(30.0, "how often a job's durations are saved", 0.1)
+    status_interval_s: float = _setting(10.0, "how often a job that goes on waiting is told its place", 0.0)
     most_workers: int = _setting(1024, "widest round that is considered", 1)
     etcd: str = _setting("", "etcd endpoints HOST:PORT,HOST:PORT; empty = an embedded etcd")
     prefix: str = _setting(DEFAULT_PREFIX, "prefix of all keys")

@@ -94,6 +94,10 @@ class LockedLab(Lab):
     def react(self, job: str, name: str) -> None:
         record = self.views[job].agents[name].record
         newest = self.round(job)
+        if self.views[job].result is not None and record.state is not AgentState.RUNNING:
+            self.stop_workers(job, name, record.clean)  # told by the result: it ends
+            self.drop_agent(job, name)
+            return
         moves = newest is not None and newest.round > record.clean
         if moves and record.state in (AgentState.STOPPING, AgentState.STARTING):
             self.stop_workers(job, name, record.clean)
@@ -299,6 +303,30 @@ class History:
     def new_leader(self) -> None:
         self.lab.memory = Memory()
         self.decision()
+
+    def calm_down(self) -> None:
+        """Nothing happens any more but that everybody does what it is to do: then nobody may wait for anybody for ever."""
+        lab = self.lab
+        for box in self.boxes:
+            lab.hosts.setdefault(box.name, replace(box, boot_id="last boot"))
+        for job in self.jobs():
+            view = lab.views[job]
+            for name in [a for a, v in view.agents.items() if v.record.state is AgentState.LEAVING]:
+                lab.lose(job, name, crashed=True)
+            if view.frozen is not None:
+                lab._put(job, result=lab._versioned(Result("succeeded", "", "run1")))
+            elif view.control is not None and view.control.record.action == "pause":
+                lab.control(job, action="run")
+        for _ in range(40):
+            self.decision(3.0)
+            for job, view in list(lab.views.items()):
+                for name in list(view.agents):
+                    lab.react(job, name)
+        self.decision(100.0)
+        for job in self.jobs():
+            reason = lab.decision.reasons[job]
+            for words in ("releasing", "have ended", "proven quiet", "to get first", "waits for a placement"):
+                assert words not in reason, f"{job} is stuck: {reason}"
 
     # ---- the decision
 

@@ -17,6 +17,7 @@ def test_no_history_makes_a_decision_break_its_promises(data: st.DataObject):
     history = History(lambda options: data.draw(st.sampled_from(options)))
     for _ in range(data.draw(st.integers(0, 25))):
         history.happen(history.pick(history.possible()))
+    history.calm_down()
 
 
 def walk(seed: int, events: int) -> History:
@@ -25,6 +26,7 @@ def walk(seed: int, events: int) -> History:
     history = History(rng.choice)
     for n in range(events):
         if n % 150 == 149:
+            history.calm_down()
             seen = history.seen
             history = History(rng.choice)
             history.seen += seen
@@ -35,7 +37,13 @@ def walk(seed: int, events: int) -> History:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_history_breaks_no_promise(seed: int):
     seen = walk(seed, 300).seen
-    for what in ("first round", "round", "round given back", "round with devices not yet free", "waits for a hand-over"):
+    for what in (
+        "first round",
+        "round",
+        "round given back",
+        "round with devices not yet free",
+        "waits for a hand-over",
+    ):
         assert seen[what] > 0, f"{what} never happened: {seen}"
     assert seen["waits for a quiet host"] > 0
 

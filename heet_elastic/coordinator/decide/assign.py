@@ -76,6 +76,13 @@ def assign(
     return Assignment(tuple(members.values()), tuple(wanted), tuple(lacking), frozenset(reserved))
 
 
+def agents_for(state: JobState, target: Sequence[Spot], inventory: Inventory, avoid: Mapping[str, Exclusion]) -> int:
+    """How many agents would take part in `target`; a host where one is still to be started counts as one."""
+    counts = _workers_per_agent(state, target, inventory.layout.hosts, avoid, inventory)
+    agents = {agent for share in counts.values() for agent in share}
+    return len(agents) + len({s.host for s in target if (s.host, s.host_type) not in counts})
+
+
 def _held(state: JobState, agent: str, host: str) -> tuple[str, ...]:
     for member in state.here:
         if member.agent == agent and member.host == host:
@@ -123,7 +130,7 @@ def _workers_per_agent(
 
 def _share(workers: int, room: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     """`workers` over the agents of one host: what each has now, cut from the last or filled up from the first."""
-    order = sorted(room, key=lambda a: (now[a] == 0, a))
+    order = sorted(room, key=lambda a: (now[a] == 0, -room[a], a))
     share: dict[str, int] = {}
     left = workers
     for agent in order:
@@ -139,10 +146,10 @@ def _share(workers: int, room: Mapping[str, int], now: Mapping[str, int]) -> dic
 def _share_whole(
     workers: int, room: Mapping[str, int], now: Mapping[str, int], offers: Sequence[Offer]
 ) -> dict[str, int]:
-    """`workers` over whole agents, in the order in which `demand` has picked them: members first, then by name."""
+    """`workers` over whole agents, in the order in which `demand` has picked them: members, then the larger first."""
     share: dict[str, int] = {}
     left = workers
-    for offer in sorted(offers, key=lambda o: (now[o.agent] == 0, o.agent)):
+    for offer in sorted(offers, key=lambda o: (now[o.agent] == 0, -o.most_workers, o.agent)):
         if offer.most_workers <= left and room[offer.agent] == offer.most_workers:
             share[offer.agent] = offer.most_workers
             left -= offer.most_workers

@@ -13,13 +13,14 @@ import numpy as np
 
 from heet_elastic.coordinator.api import Memory, Spot, World
 from heet_elastic.coordinator.decide import accounts
+from heet_elastic.coordinator.decide.assign import agents_for
 from heet_elastic.coordinator.decide.copies import provable_by_locks, unproven
 from heet_elastic.coordinator.decide.demand import Demand, demand_of, startable_hosts
 from heet_elastic.coordinator.decide.look import Look, names
 from heet_elastic.coordinator.decide.problem import build_problem
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.coordinator.settings import CoordinatorSettings
-from heet_elastic.scheduler.api import Policy
+from heet_elastic.scheduler.api import Placed, Policy
 from heet_elastic.scheduler.placement import place
 
 
@@ -195,14 +196,46 @@ def _ask(
     settings: CoordinatorSettings,
     rng: np.random.Generator,
 ) -> tuple[dict[str, tuple[Spot, ...]], dict[str, float], str]:
-    """The policy's choice, placed on hosts, and its prices."""
-    groups = look.inventory.groups
-    if not demands or not groups:
+    """The policy's choice, placed on hosts, and its prices.
+
+    Where several agents of a job share a host, a placement may ask for more or fewer agents than it may have: then the
+    policy is asked again with one agent a host. What still breaks a job's limits is no placement.
+    """
+    if not demands or not look.inventory.groups:
         return {}, {}, ""
-    problem = build_problem(demands, look, world.table, world.snapshot.profiles, settings)
-    choice = policy.choose(problem, rng)
+    demands, inventory = list(demands), look.inventory
+    for _ in range(2):
+        problem = build_problem(demands, look, world.table, world.snapshot.profiles, settings)
+        choice = policy.choose(problem, rng)
+        placed = place(problem, choice)
+        wrong = [j for j, d in enumerate(demands) if placed[j] and not d.frozen and not _within(d, placed[j], look)]
+        again = [j for j in wrong if not demands[j].basis[-1]]
+        if not again:
+            break
+        for j in again:
+            state = demands[j].state
+            demands[j] = demand_of(state, inventory, look.avoid.get(state.job, {}), False, single=True)
+    groups = inventory.groups
     targets = {
-        job: tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed)
-        for job, placed in zip(problem.jobs, place(problem, choice), strict=True)
+        job: () if j in wrong else tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed[j])
+        for j, job in enumerate(problem.jobs)
     }
     return targets, dict(zip(problem.jobs, choice.price_J.tolist(), strict=True)), choice.note
+
+
+def _within(demand: Demand, placed: Placed, look: Look) -> bool:
+    """Whether a placement keeps to the job's limits in workers and agents."""
+    state, groups = demand.state, look.inventory.groups
+    spec = state.spec
+    assert spec is not None
+    workers = sum(n for _, n in placed)
+    if demand.exact or demand.per_host:
+        return workers == demand.least
+    if not spec.allows(workers):
+        return False
+    hosts = {groups[g].host for g, _ in placed}
+    if len({o.host for o in state.offers}) == len(state.offers):
+        return spec.min_hosts <= len(hosts) <= spec.max_hosts
+    spots = tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed)
+    agents = agents_for(state, spots, look.inventory, look.avoid.get(state.job, {}))
+    return spec.min_hosts <= agents <= spec.max_hosts

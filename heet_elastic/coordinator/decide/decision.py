@@ -10,6 +10,7 @@ Levels, not edges: every write follows from the present store, so a write that w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -65,7 +66,7 @@ def decide(
     facts = Facts(look, world.snapshot.hosts, plans, chosen.settling, queue)
     reasons = {s.job: reason_of(s, facts) for s in look.states if s.live or s.agents}
     reasons.update((r.job, f"{r.result.outcome}: {r.result.reason}") for r in results)
-    statuses, stepping = _statuses(look, reasons, facts, over)
+    statuses, said, look_again = _statuses(look, reasons, facts, over, world.memory.said, settings)
     entries, saves = _saves(look, now, settings)
     ended = [s for s in look.states if s.result is not None]
     actions: list[Action] = [*results]
@@ -76,9 +77,9 @@ def decide(
     actions += saves
     actions += lifecycle.profiles_due(ended, world, settings)
     actions += lifecycle.forgettable(look.states, look.timers, now, settings)
-    memory = _remember(now, world, look, chosen, entries)
+    memory = _remember(now, world, look, chosen, entries, said)
     wake = _wake(now, memory, look, chosen, settings, min(settings.interval_s, policy.interval_s))
-    return Decision(tuple(actions), chosen.reason, reasons, min(wake, _SOON_S) if stepping else wake, memory)
+    return Decision(tuple(actions), chosen.reason, reasons, min(wake, look_again), memory)
 
 
 def _wants(
@@ -108,10 +109,21 @@ def _wants(
 
 
 def _statuses(
-    look: Look, reasons: Mapping[str, str], facts: Facts, over: Iterable[str]
-) -> tuple[list[SetStatus], bool]:
-    """Statuses that differ from the stored ones, and whether a phase has further steps to go."""
-    actions, stepping = [], False
+    look: Look,
+    reasons: Mapping[str, str],
+    facts: Facts,
+    over: Iterable[str],
+    said: Mapping[str, float],
+    settings: CoordinatorSettings,
+) -> tuple[list[SetStatus], dict[str, float], float]:
+    """Statuses that must be written, when those of waiting jobs were, and in how many seconds others will have to be.
+
+    Whenever one job starts, the place of all that wait behind it changes: a job that goes on waiting is told so at most
+    every `status_interval_s`. A phase that has further steps to go is looked at again soon.
+    """
+    actions: list[SetStatus] = []
+    told: dict[str, float] = {}
+    soon = math.inf
     for state in look.states:
         if state.spec is None or (state.result is not None and _shows_end(state)):
             continue
@@ -120,14 +132,26 @@ def _statuses(
             last = None  # an earlier run's
         wanted = phase_of(state, last)
         phase = step(last, wanted)
-        stepping |= phase is not wanted
-        position = facts.queue.index(state.job) + 1 if state.job in facts.queue else None
+        if phase is not wanted:
+            soon = min(soon, _SOON_S)
+        position = facts.place(state.job)
         reason = reasons.get(state.job) or reason_of(state, facts)
         details = details_of(state, facts) if state.live and state.job not in over else ()
         status = JobStatus(phase, reason, position, details)
-        if state.view.status is None or state.view.status.record != status:
-            actions.append(SetStatus(state.job, status))
-    return actions, stepping
+        shown = None if state.view.status is None else state.view.status.record
+        at = said.get(state.job)
+        if position is not None:
+            told[state.job] = look.now if at is None else at
+        if shown == status:
+            continue
+        if shown is not None and shown.queue_position is not None and position is not None and at is not None:
+            left = at + settings.status_interval_s - look.now
+            if shown.phase is phase and left > 0:
+                soon = min(soon, left)
+                continue
+            told[state.job] = look.now
+        actions.append(SetStatus(state.job, status))
+    return actions, told, soon
 
 
 def _shows_end(state: JobState) -> bool:
@@ -153,7 +177,14 @@ def _saves(look: Look, now: float, settings: CoordinatorSettings) -> tuple[dict[
     return entries, saves
 
 
-def _remember(now: float, world: World, look: Look, chosen: Targets, entries: Mapping[str, Entry]) -> Memory:
+def _remember(
+    now: float,
+    world: World,
+    look: Look,
+    chosen: Targets,
+    entries: Mapping[str, Entry],
+    said: Mapping[str, float],
+) -> Memory:
     boots = dict(world.memory.boots)
     boots.update((name, host.boot_id) for name, host in world.snapshot.hosts.items())
     return Memory(
@@ -172,6 +203,7 @@ def _remember(now: float, world: World, look: Look, chosen: Targets, entries: Ma
         boots=boots,
         layout=look.inventory.layout,
         demands=chosen.demands,
+        said=said,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -63,36 +64,42 @@ def offer_limit(offer: Offer, group: Group, host: Host | None) -> int:
 
 
 def demand_of(
-    state: JobState, inventory: Inventory, avoid: Mapping[str, Exclusion], frozen: bool, before: object
+    state: JobState,
+    inventory: Inventory,
+    avoid: Mapping[str, Exclusion],
+    frozen: bool,
+    before: object = None,
+    single: bool = False,
 ) -> Demand:
-    """The demand of a live job; `before`, its last one, where it would be the same."""
-    basis = (inventory.layout, inventory.groups, tuple(avoid))
+    """The demand of a live job; `before`, its last one, where it would be the same.
+
+    single: at most one agent a host takes part, so that hosts and agents are the same number.
+    """
+    basis = (inventory.layout, inventory.groups, tuple(avoid), single)
     if isinstance(before, Demand) and before.state is state and before.frozen == frozen and before.basis == basis:
         return before
     spec, hosts = state.spec, inventory.layout.hosts
     assert spec is not None
-    offers = [o for o in state.offers if o.host not in avoid and o.host in hosts]
-    limit_G = _limits(offers, inventory, hosts)
+    by_host = _by_host(state, hosts, avoid, single)
+    offers = [o for mine in by_host.values() for o in mine]
     startable = startable_hosts(state, hosts, avoid)
-    for g, group in enumerate(inventory.groups if startable else ()):
-        if group.host in startable:
-            limit_G[g] = min(len(group.devices), spec.most_per_host or len(group.devices))
-    each_host = _most_per_host(offers)
-    least, most, exact, per_host = max(spec.min_workers, spec.min_hosts), spec.max_workers or 1 << 30, 0, 0
-    least_hosts, most_hosts = -(-spec.min_hosts // max(each_host, 1)), spec.max_hosts
-    whole = spec.most_per_host or max((len(g.devices) for g in inventory.groups), default=1)
-    whole = offers[0].most_workers if offers else whole
-    if spec.rigid:
-        alike = each_host <= 1 and len({o.most_workers for o in offers}) <= 1
-        if alike:
+    most_agents = max(map(len, by_host.values()), default=0)
+    whole = offers[0].most_workers if offers else spec.most_per_host or _largest(inventory)
+    alike = most_agents <= 1 and len({o.most_workers for o in offers}) <= 1
+    exact = per_host = 0
+    if spec.rigid and not alike:
+        limit_G = _pick_whole_agents(state, spec, offers, inventory, hosts)
+        least = most = exact = sum(limit_G)
+        least_hosts = most_hosts = max(len({inventory.groups[g].host for g, n in enumerate(limit_G) if n}), 1)
+    else:
+        limit_G = _limits(by_host, startable, spec, inventory, hosts)
+        least, most = max(spec.min_workers, spec.min_hosts), spec.max_workers or 1 << 30
+        least_hosts, most_hosts = spec.min_hosts, spec.max_hosts
+        if spec.rigid:
             per_host = whole
             least = most = per_host * spec.min_hosts
-        else:
-            limit_G = _pick_whole_agents(state, spec, offers, inventory, hosts)
-            least = most = exact = sum(limit_G)
-            least_hosts = len({inventory.groups[g].host for g, n in enumerate(limit_G) if n})
-            most_hosts = max(least_hosts, 1)
-    requested = spec.requested_workers or whole * spec.min_hosts
+        elif most_agents > 1:
+            least_hosts, most_hosts = _host_bounds(spec, [len(v) for v in by_host.values()] + [1] * len(startable))
     return Demand(
         state=state,
         limit_G=np.array(limit_G, dtype=np.int64),
@@ -100,35 +107,68 @@ def demand_of(
         most=most,
         exact=exact,
         per_host=per_host,
-        least_hosts=max(least_hosts, 1),
+        least_hosts=least_hosts,
         most_hosts=most_hosts,
-        requested=max(least, min(requested, most)),
+        requested=max(least, min(spec.requested_workers or whole * spec.min_hosts, most)),
         current=current_of(state, inventory, everything=frozen),
         frozen=frozen,
         basis=basis,
     )
 
 
-def _limits(offers: Sequence[Offer], inventory: Inventory, hosts: Mapping[str, Host]) -> list[int]:
-    by_host: dict[str, list[Offer]] = {}
-    for offer in offers:
-        by_host.setdefault(offer.host, []).append(offer)
+def _largest(inventory: Inventory) -> int:
+    return max((len(g.devices) for g in inventory.groups), default=1)
+
+
+def _by_host(
+    state: JobState, hosts: Mapping[str, Host], avoid: Mapping[str, Exclusion], single: bool
+) -> dict[str, list[Offer]]:
+    """Usable offers by host; of several on one host, members first, then the larger, at most MAX of them."""
+    assert state.spec is not None
+    found: dict[str, list[Offer]] = {}
+    for offer in state.offers:
+        if offer.host not in avoid and offer.host in hosts:
+            found.setdefault(offer.host, []).append(offer)
+    if len(found) < len(state.offers):
+        members = {m.agent for m in state.here}
+        most = 1 if single else state.spec.max_hosts
+        for mine in found.values():
+            mine.sort(key=lambda o: (o.agent not in members, -o.most_workers, o.agent))
+            del mine[most:]
+    return found
+
+
+def _host_bounds(spec: JobSpec, agents: Sequence[int]) -> tuple[int, int]:
+    """(least, most) hosts such that any hosts in that number have between MIN and MAX agents, given agents by host.
+
+    Where hosts have several agents this is on the safe side: some placements that would do are not considered.
+    """
+    ascending = list(accumulate(sorted(agents)))
+    descending = list(accumulate(sorted(agents, reverse=True)))
+    least = next((n for n, total in enumerate(ascending, 1) if total >= spec.min_hosts), len(agents) + 1)
+    most = sum(total <= spec.max_hosts for total in descending)
+    return least, max(most, 1)
+
+
+def _limits(
+    by_host: Mapping[str, Sequence[Offer]],
+    startable: Sequence[str],
+    spec: JobSpec,
+    inventory: Inventory,
+    hosts: Mapping[str, Host],
+) -> list[int]:
+    """Most workers of the job on each group."""
     limits = []
     for group in inventory.groups:
-        mine = by_host.get(group.host)
-        if mine is None:
-            limits.append(0)
-        else:
+        size = len(group.devices)
+        if (mine := by_host.get(group.host)) is not None:
             host = hosts[group.host]
-            limits.append(min(sum(offer_limit(o, group, host) for o in mine), len(group.devices)))
+            limits.append(min(sum(offer_limit(o, group, host) for o in mine), size))
+        elif group.host in startable:
+            limits.append(min(size, spec.most_per_host or size))
+        else:
+            limits.append(0)
     return limits
-
-
-def _most_per_host(offers: Sequence[Offer]) -> int:
-    counts: dict[str, int] = {}
-    for offer in offers:
-        counts[offer.host] = counts.get(offer.host, 0) + 1
-    return max(counts.values(), default=0)
 
 
 def _pick_whole_agents(
@@ -136,10 +176,11 @@ def _pick_whole_agents(
 ) -> list[int]:
     """Limits that let a rigid job with unlike agents have exactly N whole ones on one host type; zeros = impossible.
 
-    Members come first, so that what runs stays; then agents by host and name. The type with most room is tried first.
+    Members come first, so that what runs stays; then agents by host, size and name (`assign` shares out in the same
+    order). The type with most room is tried first.
     """
     members = {m.agent for m in state.here}
-    order = sorted(offers, key=lambda o: (o.agent not in members, o.host, o.agent))
+    order = sorted(offers, key=lambda o: (o.agent not in members, o.host, -o.most_workers, o.agent))
     kinds: dict[str, int] = {}
     for group in inventory.groups:
         kinds[group.host_type] = kinds.get(group.host_type, 0) + len(group.devices)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from heet_elastic.coordinator.api import Spot
 from heet_elastic.coordinator.decide.accounts import waited_s
@@ -19,13 +20,32 @@ from heet_elastic.model import Exclusion, Host
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What reasons are made of. queue: waiting jobs, the next one first."""
+    """What reasons are made of. queue: waiting jobs, the next one first. memo: what several jobs' reasons share."""
 
     look: Look
     hosts: Mapping[str, Host]
     plans: Mapping[str, Plan]
     settling: frozenset[str]
     queue: tuple[str, ...]
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+
+    def place(self, job: str) -> int | None:
+        """Position of a job in the queue, from 1; None = it is not in it."""
+        places = self.memo.get("places")
+        if places is None:
+            places = self.memo["places"] = {j: n for n, j in enumerate(self.queue, start=1)}
+        found: int | None = places.get(job)
+        return found
+
+    def devices(self, host: str) -> int:
+        """Devices of a host that may be granted at all."""
+        counts = self.memo.get("devices")
+        if counts is None:
+            counts = self.memo["devices"] = {}
+            for group in self.look.inventory.groups:
+                counts[group.host] = counts.get(group.host, 0) + len(group.devices)
+        found: int = counts.get(host, 0)
+        return found
 
 
 def queue_of(look: Look, targets: Mapping[str, tuple[Spot, ...]], prices: Mapping[str, float]) -> tuple[str, ...]:
@@ -107,16 +127,14 @@ def _queued(state: JobState, facts: Facts) -> str:
     least = max(spec.min_workers, spec.min_hosts)
     if spec.rigid and here:
         least = max(least, spec.min_hosts * min(o.most_workers for o in here))
-    most = sum(min(o.most_workers, _devices(o.host, facts.look.inventory)) for o in here) + sum(
-        _devices(h, facts.look.inventory) for h in startable
-    )
+    most = sum(min(o.most_workers, facts.devices(o.host)) for o in here) + sum(facts.devices(h) for h in startable)
     if most < least:
         return (
             f"needs at least {least} workers, the hosts where it can run have room for {most}: start it on more hosts"
         )
-    place = facts.queue.index(state.job) + 1 if state.job in facts.queue else len(facts.queue)
     return (
-        f"waits in queue position {place} of {len(facts.queue)}: needs at least {least} GPU{'s' if least > 1 else ''}, "
+        f"waits in queue position {facts.place(state.job) or len(facts.queue)} of {len(facts.queue)}: "
+        f"needs at least {least} GPU{'s' if least > 1 else ''}, "
         f"{_capacity(state, facts)}"
     )
 
@@ -130,14 +148,17 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _devices(host: str, inventory: Inventory) -> int:
-    return sum(len(g.devices) for g in inventory.groups if g.host == host)
-
-
 def _capacity(state: JobState, facts: Facts) -> str:
     """What is free where the job could run, and who has the rest."""
-    hosts = {o.host for o in state.offers} | set(startable_hosts(state, facts.hosts, {}))
-    inventory = facts.look.inventory
+    hosts = frozenset(o.host for o in state.offers).union(startable_hosts(state, facts.hosts, {}))
+    known = facts.memo.get(hosts)
+    if known is None:
+        known = facts.memo[hosts] = _capacity_on(hosts, facts.look.inventory)
+    text: str = known
+    return text
+
+
+def _capacity_on(hosts: frozenset[str], inventory: Inventory) -> str:
     free: dict[str, int] = {}
     holders: dict[str, int] = {}
     for group in inventory.groups:
