@@ -387,6 +387,7 @@ def coordinator_settings(settings: SimulationSettings, policy: Policy) -> Coordi
         retention_s=1e12,
         retained_jobs=0,
         account_interval_s=86400.0 * 365,
+        status_interval_s=86400.0 * 365,
         late_join_s=0.0,
         retained_profiles=500 if settings.history else 0,
     )
