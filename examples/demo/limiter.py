@@ -21,7 +21,7 @@ from pathlib import Path
 
 TICK_S = 0.01
 SCAN_S = 0.25
-BURST_S = 0.02
+BURST_S = 0.04
 """Most processor time that a waiting worker saves up."""
 
 

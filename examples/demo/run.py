@@ -114,10 +114,11 @@ def summary(director: Director) -> list[str]:
     rounds = [c for c in history.changes if c.after is not None]
     by_job = ", ".join(f"{job.name} {sum(c.job == job.name for c in rounds)}" for job in (CNN, TRANSFORMER))
     say(f"rounds: {len(rounds)} ({by_job})")
+    say("from a decision to the first step after it (workers save and stop, new ones import torch and start):")
     for kind in ("starts", "grows", "shrinks", "moves"):
         times = [c.seconds for c in rounds if c.kind == kind and c.seconds is not None]
         if times:
-            say(f"  {kind:8} {len(times)}x, {mean(times):.1f} s from the decision to the first step")
+            say(f"  {kind:8} {len(times)}x, {mean(times):.1f} s")
     snapshot = director.stage.snapshot()
     records = [r for view in snapshot.jobs.values() for r in view.samples.values()]
     say(f"samples taken: {sum(r.datagrams for r in records)} messages of workers")

@@ -1,4 +1,4 @@
-"""What the demo shows: chapters and events as lines, and one table that is kept up to date below them."""
+"""What the demo shows: chapters and events as lines, and below them what `heet status --watch` shows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from examples.demo.history import History
+from heet_elastic.cli.picture import Picture
+from heet_elastic.cli.render import whole
 from heet_elastic.model import Snapshot
 
-PICTURE_WIDTH = 110
+PICTURE_WIDTH = 120
 
 
 class Screen:
@@ -54,39 +55,12 @@ class Screen:
 
     def show(self, snapshot: Snapshot, history: History) -> None:
         """The cluster as it is now."""
-        picture = view(snapshot, history)
+        picture = whole(Picture(snapshot, history.table))
         if self._live is not None:
             self._live.update(picture, refresh=True)
         live = [job for job, v in snapshot.jobs.items() if v.result is None]
         if self.picture is not None and len(live) > 1 and all(speed_of(job, history) for job in live):
             paint(picture, self.picture)
-
-
-def view(snapshot: Snapshot, history: History) -> Group:
-    """Hosts and jobs as two tables."""
-    hosts = Table("host", "devices", "held by", title="hosts", title_justify="left")
-    for name, host in sorted(snapshot.hosts.items()):
-        held = [
-            f"{job}: {len(member.gpus)}"
-            for job, v in sorted(snapshot.jobs.items())
-            if v.allocation is not None and v.result is None
-            for member in v.allocation.record.members
-            if member.host == name
-        ]
-        kinds = sorted({g.host_type for g in host.gpus})
-        hosts.add_row(name, f"{len(host.gpus)} x {', '.join(kinds)}", ", ".join(held) or "free")
-    jobs = Table("job", "phase", "runs on", "steps/s", "last decision", title="jobs", title_justify="left")
-    for job, v in sorted(snapshot.jobs.items()):
-        where, speed = history.configuration(job), speed_of(job, history)
-        status = v.status.record if v.status is not None else None
-        jobs.add_row(
-            job,
-            str(status.phase) if status else "-",
-            str(where) if where else "-",
-            f"{speed:.2f}" if speed else "-",
-            status.reason if status else "-",
-        )
-    return Group(hosts, jobs)
 
 
 def speed_of(job: str, history: History) -> float | None:
@@ -95,9 +69,9 @@ def speed_of(job: str, history: History) -> float | None:
     return None if where is None else history.measured(job).get(where)
 
 
-def paint(picture: Group, path: Path) -> None:
+def paint(picture: RenderableType, path: Path) -> None:
     """Write `picture` as SVG, without the web fonts that rich would load."""
     console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO())
     console.print(picture)
-    svg = console.export_svg(title="heet")
-    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
+    svg = console.export_svg(title="heet status --watch")
+    path.write_text(re.sub(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL))

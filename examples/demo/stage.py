@@ -41,7 +41,7 @@ HOSTS = (
 
 COORDINATOR_FLAGS = (
     *("--cooldown-s=6", "--rescale-up-s=5", "--rescale-down-s=3", "--interval-s=30"),
-    *("--ttl-s=3", "--account-interval-s=2", "--settle-s=2", "--settle-most-s=6"),
+    *("--ttl-s=3", "--account-interval-s=2", "--settle-s=2", "--settle-most-s=6", "--host=demo"),
 )
 """Jobs of the demo run for a minute, not for a day: waits that are right for a day are shortened."""
 
@@ -56,7 +56,7 @@ class DemoJob:
     seconds: float  # of work for one whole core
 
 
-CNN = DemoJob("cnn", "train_cnn.py", ("--batch=24", "--size=12"), 36.0)
+CNN = DemoJob("cnn", "train_cnn.py", ("--batch=48", "--size=12"), 36.0)
 TRANSFORMER = DemoJob("transformer", "train_transformer.py", ("--batch=48", "--size=64"), 9.0)
 
 
