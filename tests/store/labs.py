@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +13,7 @@ import grpc
 
 from heet_elastic.errors import StoreUnavailableError
 from heet_elastic.store.api import Event, Put, Store, View
-from heet_elastic.store.embedded import EmbeddedEtcd, EmbeddedSettings
+from heet_elastic.store.embedded import EmbeddedEtcd, EmbeddedSettings, free_port
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
 from heet_elastic.store.etcd.etcd3_loader import load
 from heet_elastic.store.memory import MemoryStore
@@ -223,3 +224,28 @@ class Recorder:
         """Return when `true(self)` is; AssertionError after the deadline."""
         with self._changed:
             assert self._changed.wait_for(lambda: true(self), DEADLINE_S), (self.batches, self.resyncs)
+
+
+@contextmanager
+def three_members(folder: Path) -> Iterator[list[EmbeddedEtcd]]:
+    """Three members of one etcd, all started."""
+    ports = [(free_port("127.0.0.1"), free_port("127.0.0.1")) for _ in range(3)]
+    initial = ",".join(f"m{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
+    members = []
+    for n, (port, peer) in enumerate(ports):
+        url = f"http://127.0.0.1:{peer}"
+        extra = (
+            *(f"--name=m{n}", f"--listen-peer-urls={url}", f"--initial-advertise-peer-urls={url}"),
+            *(f"--initial-cluster={initial}", "--heartbeat-interval=100", "--election-timeout=1000"),
+        )
+        members.append(EmbeddedEtcd(EmbeddedSettings(str(folder / str(n)), port=port, extra_arguments=extra)))
+    starters = [threading.Thread(target=member.start) for member in members]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    try:
+        yield members
+    finally:
+        for member in members:
+            member.kill()

@@ -16,9 +16,9 @@ import pytest
 
 from heet_elastic.errors import StoreRefusedError, StoreUnavailableError
 from heet_elastic.store.api import Committed, Put
-from heet_elastic.store.embedded import EmbeddedEtcd, EmbeddedSettings, find_etcd, free_port
+from heet_elastic.store.embedded import EmbeddedEtcd, find_etcd
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
-from tests.store.labs import EtcdLab, Recorder, new_etcd, wait_until
+from tests.store.labs import EtcdLab, Recorder, new_etcd, three_members, wait_until
 
 
 @pytest.fixture
@@ -75,9 +75,13 @@ def test_a_lease_counts_from_when_a_keep_alive_was_sent_not_from_its_answer(lab:
 def test_a_full_database_is_a_refusal_that_says_what_to_do(tmp_path: Path) -> None:
     lab = EtcdLab(new_etcd(tmp_path, "--quota-backend-bytes=1000000"), "/t/", own=True)
     try:
-        with pytest.raises(StoreRefusedError, match=r"its database is full: compact, defragment.*alarm disarm"):
+
+        def fill() -> None:
             for n in range(100):
                 lab.store.txn([], [Put(f"/t/{n}", b"x" * 100_000)])
+
+        with pytest.raises(StoreRefusedError, match=r"its database is full: compact, defragment.*alarm disarm"):
+            fill()
         assert "/t/0" in lab.store.read("/t/").entries
     finally:
         lab.close()
@@ -214,24 +218,8 @@ def test_many_leases_and_watches_share_one_client(lab: EtcdLab) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[list[EmbeddedEtcd]]:
     """Three members of one etcd, all started."""
-    ports = [(free_port("127.0.0.1"), free_port("127.0.0.1")) for _ in range(3)]
-    initial = ",".join(f"m{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
-    members = []
-    for n, (port, peer) in enumerate(ports):
-        url = f"http://127.0.0.1:{peer}"
-        extra = (
-            *(f"--name=m{n}", f"--listen-peer-urls={url}", f"--initial-advertise-peer-urls={url}"),
-            *(f"--initial-cluster={initial}", "--heartbeat-interval=100", "--election-timeout=1000"),
-        )
-        members.append(EmbeddedEtcd(EmbeddedSettings(str(tmp_path / str(n)), port=port, extra_arguments=extra)))
-    starters = [threading.Thread(target=member.start) for member in members]
-    for starter in starters:
-        starter.start()
-    for starter in starters:
-        starter.join()
-    yield members
-    for member in members:
-        member.kill()
+    with three_members(tmp_path) as members:
+        yield members
 
 
 def test_a_member_that_is_cut_off_from_its_cluster_counts_as_silence(cluster: list[EmbeddedEtcd]) -> None:
