@@ -196,6 +196,7 @@ class Memory:
 
     now: float | None = None
     chosen_at: float | None = None
+    thawed_at: float = -math.inf  # when an ended cool-down last made it ask the policy
     situation: Hashable = None
     targets: Mapping[str, tuple[Spot, ...]] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)

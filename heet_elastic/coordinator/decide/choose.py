@@ -43,6 +43,7 @@ class Targets:
     chosen_at: float
     settling: frozenset[str]
     demands: Mapping[str, Demand]
+    thawed_at: float
 
 
 def make_choice(
@@ -53,7 +54,9 @@ def make_choice(
     settling = frozenset(s.job for s in look.live if ("settle", s.job) in look.timers and not s.fixed)
     cooling = frozenset(s.job for s in look.live if s.here and cools(s, look, memory, settings))
     situation = _situation(world, look, settling)
-    why = due(situation, cooling, memory, now, min(settings.interval_s, policy.interval_s))
+    interval_s = min(settings.interval_s, policy.interval_s)
+    thawed = (memory.held & situation.keys()) - cooling
+    why = due(situation, thawed, memory, now, interval_s, settings.cooldown_s)
     left_alone = settling | cooling
     if not why:
         return Targets(
@@ -68,6 +71,7 @@ def make_choice(
             now if memory.chosen_at is None else memory.chosen_at,
             settling,
             memory.demands,
+            memory.thawed_at,
         )
     demands = _demands(look, world, left_alone)
     targets, prices, note = _ask(demands, world, look, policy, settings, rng)
@@ -83,6 +87,7 @@ def make_choice(
         now,
         settling,
         {d.state.job: d for d in demands},
+        now if thawed else memory.thawed_at,
     )
 
 
@@ -119,17 +124,24 @@ def _situation(world: World, look: Look, settling: frozenset[str]) -> dict[str, 
 
 
 def due(
-    situation: Mapping[str, Hashable], cooling: frozenset[str], memory: Memory, now: float, interval_s: float
+    situation: Mapping[str, Hashable],
+    thawed: frozenset[str],
+    memory: Memory,
+    now: float,
+    interval_s: float,
+    cooldown_s: float,
 ) -> str:
-    """Why the policy must be asked now; empty = the targets stand."""
+    """Why the policy must be asked now; empty = the targets stand. `thawed`: held back last time, and cooling no more.
+
+    Cool-downs that end make it ask at most once a cool-down: on a busy cluster one ends every few seconds.
+    """
     if memory.chosen_at is None:
         return "this coordinator has begun to lead"
     before = memory.situation if isinstance(memory.situation, Mapping) else {}
     if situation != before:
         return _difference(before, situation)
-    freed = (memory.held & situation.keys()) - cooling
-    if freed:
-        return f"{names(freed)} may be changed again"
+    if thawed and now - memory.thawed_at >= cooldown_s:
+        return f"{names(thawed)} may be changed again"
     if now - memory.chosen_at >= interval_s:
         return f"{interval_s:g} s have passed"
     return ""

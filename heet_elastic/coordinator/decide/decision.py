@@ -190,6 +190,7 @@ def _remember(
     return Memory(
         now=now,
         chosen_at=chosen.chosen_at,
+        thawed_at=chosen.thawed_at,
         situation=chosen.situation,
         targets=chosen.targets,
         prices=chosen.prices,
@@ -228,7 +229,8 @@ def _wake(
             if settings.fence_time_s > 0:
                 moments.append(timer.since + settings.fence_time_s + settings.ttl_s)
     cooling = [look.entries[job] for job in chosen.held if job in look.entries]
-    moments += [now + settings.cooldown_s - accounts.since_rescale_s(entry, now) for entry in cooling]
+    asked = memory.thawed_at + settings.cooldown_s
+    moments += [max(now + settings.cooldown_s - accounts.since_rescale_s(entry, now), asked) for entry in cooling]
     for shut in look.avoid.values():
         moments += [now + x.remaining_s for x in shut.values()]
     return max(min((m for m in moments if m > now), default=now + interval_s) - now, 0.0)
