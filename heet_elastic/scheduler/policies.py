@@ -9,6 +9,7 @@ from heet_elastic.scheduler.api import PolicyFactory
 from heet_elastic.scheduler.fifo import Fifo
 from heet_elastic.scheduler.gavel import Gavel
 from heet_elastic.scheduler.heet import Heet
+from heet_elastic.scheduler.market import Market
 from heet_elastic.scheduler.optimus import Optimus
 from heet_elastic.scheduler.pollux import Pollux
 from heet_elastic.scheduler.sia import Sia
@@ -18,6 +19,7 @@ POLICIES: dict[str, PolicyFactory] = {
     "heet": Heet,
     "short-only": partial(Heet, name="short-only", objective="short"),
     "scale-only": partial(Heet, name="scale-only", objective="scale"),
+    "market": Market,
     "afs": Afs,
     "srsf": Srsf,
     "srsf-e": partial(Srsf, name="srsf-e", variant="elastic"),

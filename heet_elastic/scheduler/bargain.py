@@ -1,0 +1,161 @@
+"""Improve an allocation of configurations step by step: shed what does not fit, fill what is free, trade the rest.
+
+A move changes one job's configuration; the GPUs that it needs come from the free ones and, if they do not suffice, from
+one other job (the donor) that shrinks. `trade` ends where no such move gains; `fill` where none gains without a donor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from heet_elastic.scheduler.api import FloatArray, IntArray
+
+LEAST_GAIN = 1e-9
+"""Gains below this share of the largest value count as none."""
+
+
+class Bargain:
+    """An allocation under improvement. `value_JHW` <= 0 = not possible; the arrays given are copied."""
+
+    def __init__(self, value_JHW: FloatArray, gpus_H: IntArray, type_J: IntArray, workers_J: IntArray) -> None:
+        self.value_JHW = value_JHW
+        self.gpus = gpus_H
+        self.type_J, self.workers_J = type_J.copy(), workers_J.copy()
+        self.index = np.arange(len(type_J))
+        self.counts = np.arange(1, value_JHW.shape[2] + 1)
+        self.least = LEAST_GAIN * float(value_JHW.max(initial=0.0))
+        wrong = (type_J >= 0) & (self.held() <= 0)
+        self.type_J[wrong], self.workers_J[wrong] = -1, 0
+
+    def held(self) -> FloatArray:
+        """Value of what each job holds."""
+        held = self.value_JHW[self.index, self.type_J, self.workers_J - 1]
+        return np.where(self.type_J >= 0, held, 0.0)
+
+    def value(self) -> float:
+        """Value of the allocation."""
+        return float(self.held().sum())
+
+    def free(self) -> IntArray:
+        """GPUs of each type that nobody holds; negative = given away twice."""
+        on = self.type_J >= 0
+        used = np.bincount(self.type_J[on], weights=self.workers_J[on], minlength=len(self.gpus))
+        return self.gpus - used.astype(np.int64)
+
+    def shed(self) -> None:
+        """Shrink jobs on types that are short, the least loss per GPU freed first, until everything fits."""
+        for h in np.flatnonzero(self.free() < 0):
+            rows = np.flatnonzero(self.type_J == h)
+            over = int(self.workers_J[rows].sum() - self.gpus[h])
+            value = np.c_[np.zeros(len(rows)), self.value_JHW[rows, h]]
+            value[:, 1:][value[:, 1:] <= 0] = -np.inf
+            while over > 0:
+                held = self.workers_J[rows]
+                frees = held[:, None] - np.arange(value.shape[1])
+                loss = value[np.arange(len(rows)), held][:, None] - value
+                rate = np.where(frees > 0, loss / np.clip(frees, 1, over), np.inf)
+                i, w = divmod(int(rate.argmin()), value.shape[1])
+                over -= int(frees[i, w])
+                self.workers_J[rows[i]] = w
+            self.type_J[rows[self.workers_J[rows] == 0]] = -1
+
+    def fill(self) -> None:
+        """Give free GPUs to the moves of single jobs that gain most per GPU, until no move that gains fits."""
+        types = np.arange(len(self.gpus))
+        rows = self.index
+        while len(rows):
+            free, held = self.free(), self.held()[rows]
+            value = self.value_JHW[rows]
+            own = np.where(self.type_J[rows, None] == types, self.workers_J[rows, None], 0)
+            need = self.counts - own[:, :, None]
+            gain = value - held[:, None, None]
+            fits = (gain > self.least) & (need <= free[:, None]) & (value > 0)
+            some = fits.any(axis=(1, 2))
+            if not some.any():
+                if len(rows) == len(self.index):
+                    return
+                rows = self.index  # jobs that were passed over may gain now from what others left
+                continue
+            rate = np.where(fits, gain / np.maximum(need, 0.5), -np.inf).reshape(len(rows), -1)
+            pick = rate.argmax(axis=1)
+            for i in np.argsort(-rate[np.arange(len(rows)), pick], kind="stable")[: int(some.sum())]:
+                j, (h, w) = int(rows[i]), divmod(int(pick[i]), len(self.counts))
+                takes = w + 1 - (int(self.workers_J[j]) if self.type_J[j] == h else 0)
+                if takes <= free[h]:
+                    free[h] -= takes
+                    self.type_J[j], self.workers_J[j] = h, w + 1
+            rows = rows[some]
+
+    def trade(self, most: int = 200) -> None:
+        """Make the best move, with or without a donor, until none gains (at most `most`), then fill what is free."""
+        self.fill()
+        jobs, types, counts = self.value_JHW.shape
+        flat = np.where(self.value_JHW > 0, self.value_JHW, -np.inf).reshape(jobs, types * counts)
+        # below[j,h,w]: the most that j can get from at most w workers on h
+        below = np.zeros((jobs, types, counts + 1))
+        np.maximum.accumulate(self.value_JHW, axis=2, out=below[:, :, 1:])
+        np.maximum(below, 0.0, out=below)
+        ks = np.arange(counts + 1)
+        for _ in range(most):
+            held, free = self.held(), self.free()
+            mine = below[self.index, self.type_J]
+            left = self.workers_J[:, None] - ks
+            loss = held[:, None] - np.take_along_axis(mine, np.maximum(left, 0), axis=1)
+            loss[(left < 0) | (self.type_J < 0)[:, None]] = np.inf
+            cost = self._cost_HK(loss, free)
+            if not self._best_move(flat, held, free, loss, cost, below):
+                return
+
+    def _cost_HK(self, loss: FloatArray, free: IntArray) -> FloatArray:
+        """cost[h, k]: what k more GPUs of type h cost: nothing while free, else the least loss of one donor."""
+        types, counts = len(self.gpus), len(self.counts)
+        least = np.full((types, counts + 1), np.inf)
+        order = np.argsort(self.type_J, kind="stable")
+        edges = np.searchsorted(self.type_J[order], np.arange(types + 1))
+        some = np.flatnonzero(edges[1:] > edges[:-1])
+        if len(some):
+            stop = int(edges[-1])
+            least[some] = np.minimum.reduceat(loss[order[:stop]], edges[some], axis=0)
+        least[:, 0] = 0.0
+        short = np.clip(np.arange(counts + 1) - free[:, None], 0, counts)
+        return np.take_along_axis(least, short, axis=1)
+
+    def _best_move(
+        self, flat: FloatArray, held: FloatArray, free: IntArray, loss: FloatArray, cost: FloatArray, below: FloatArray
+    ) -> bool:
+        """Find and make the move that gains most; False when none gains."""
+        counts = len(self.counts)
+        # Coming from elsewhere, all w GPUs are needed ...
+        gain = flat - cost[:, 1:].ravel()
+        gain -= held[:, None]
+        # ... on its own type a job needs only what it lacks.
+        on = np.flatnonzero(self.type_J >= 0)
+        kind = self.type_J[on]
+        more = np.maximum(self.counts - self.workers_J[on, None], 0)
+        own = flat.reshape(len(flat), -1, counts)[on, kind] - held[on, None] - cost[kind[:, None], more]
+        gain.reshape(len(flat), -1, counts)[on, kind] = own
+        for _ in range(8):
+            pick = int(gain.argmax())
+            j, cell = divmod(pick, gain.shape[1])
+            h, w = cell // counts, cell % counts + 1
+            if gain[j, cell] <= self.least:
+                return False
+            k = w - int(free[h]) - (int(self.workers_J[j]) if self.type_J[j] == h else 0)
+            if k <= 0 or self._donate(j, h, k, loss, below, float(flat[j, cell] - held[j])):
+                self.type_J[j], self.workers_J[j] = h, w
+                return True
+            gain[j, cell] = -np.inf  # the cheapest donor was the job itself
+        return False
+
+    def _donate(self, j: int, h: int, k: int, loss: FloatArray, below: FloatArray, gain: float) -> bool:
+        """Free k GPUs of type h from the cheapest other job, if that costs less than `gain`."""
+        rows = np.flatnonzero((self.type_J == h) & (self.index != j))
+        if not len(rows):
+            return False
+        i = int(rows[loss[rows, k].argmin()])
+        if loss[i, k] >= gain - self.least:
+            return False
+        keep = int(below[i, h, : int(self.workers_J[i]) - k + 1].argmax())
+        self.workers_J[i] = keep
+        self.type_J[i] = h if keep else -1
+        return True
