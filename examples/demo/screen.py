@@ -15,7 +15,7 @@ from rich.text import Text
 from examples.demo.history import History
 from heet_elastic.cli.picture import Picture
 from heet_elastic.cli.render import whole
-from heet_elastic.model import Snapshot
+from heet_elastic.model import Phase, Snapshot
 
 PICTURE_WIDTH = 120
 
@@ -58,8 +58,10 @@ class Screen:
         picture = whole(Picture(snapshot, history.table))
         if self._live is not None:
             self._live.update(picture, refresh=True)
-        live = [job for job, v in snapshot.jobs.items() if v.result is None]
-        if self.picture is not None and len(live) > 1 and all(speed_of(job, history) for job in live):
+        running = [
+            j for j, v in snapshot.jobs.items() if v.status is not None and v.status.record.phase is Phase.RUNNING
+        ]
+        if self.picture is not None and len(running) > 1 and all(speed_of(job, history) for job in running):
             paint(picture, self.picture)
 
 
