@@ -18,6 +18,7 @@ import typer
 from heet_elastic.agents.hosts import ENV_ADDRESS, ENV_HOST, ENV_SLOTS, HostSettings
 from heet_elastic.agents.inventory import ENV_INVENTORY
 from heet_elastic.agents.locks import ENV_LOCK_DIR
+from heet_elastic.agents.network import local_address
 from heet_elastic.agents.node import Node, NodeSettings
 from heet_elastic.agents.node_command import Here
 from heet_elastic.agents.node_reconcile import NodeTimes
@@ -77,6 +78,9 @@ def agent(
     store = open_store(access)
     try:
         here = replace(here_of(access, host, os.environ), conf={"ttl_s": f"{ttl_s:g}"})
+        # The address on the way to etcd: behind the default route, on a box of several networks, others may not be.
+        etcd = parse_endpoints(access.etcd)[0]
+        host = host if host.address else replace(host, address=local_address((etcd.host, etcd.port)))
         node = Node(store, access.keys, settings, host, here)
 
         def stop(number: int, frame: FrameType | None) -> None:

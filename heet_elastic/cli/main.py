@@ -13,6 +13,8 @@ from heet_elastic import __version__
 from heet_elastic.cli.errors import run
 
 COMMANDS: dict[str, tuple[str, bool]] = {
+    "up": ("heet_elastic.cli.up:up", True),
+    "down": ("heet_elastic.cli.up:down", True),
     "submit": ("heet_elastic.cli.submit:submit", True),
     "wait": ("heet_elastic.cli.wait:wait", True),
     "logs": ("heet_elastic.cli.logs:logs", True),
