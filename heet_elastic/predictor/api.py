@@ -57,6 +57,17 @@ class Completion:
     log_std_JK: FloatArray
     source_JK: NDArray[np.int8]
 
+    @property
+    def efficiency_JK(self) -> FloatArray:
+        """T / (w T(1)) of each cell; NaN where one worker of its host type is no column."""
+        single = {c.host_type: k for k, c in enumerate(self.configurations) if c.workers == 1}
+        single_K = [single.get(c.host_type, -1) for c in self.configurations]
+        workers_K = np.array(
+            [c.workers if k >= 0 else np.nan for c, k in zip(self.configurations, single_K, strict=True)]
+        )
+        out: FloatArray = self.throughput_JK / (workers_K * self.throughput_JK[:, single_K])
+        return out
+
 
 class Predictor(Protocol):
     """A method fitted to a history. A value: `predict` changes nothing."""

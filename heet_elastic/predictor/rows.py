@@ -170,6 +170,11 @@ def _padded(jobs: Sequence[Observations], columns: Sequence[int], cells: Sequenc
     return Rows(column_JN, log_JN, std_JN)
 
 
+def cell_std(cell: Cell) -> float:
+    """Standard deviation of ln(throughput) of one measured cell."""
+    return float(_stds([cell])[0])
+
+
 def _stds(cells: Sequence[Cell]) -> FloatArray:
     """Standard deviation of ln(throughput) of measured cells: floor, spread over their windows, and age."""
     spread, age_s, count = (
