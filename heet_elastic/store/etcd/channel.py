@@ -18,7 +18,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # despite its name: the time that one attempt to connect is given
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 10_000),  # etcd closes connections that ping more often than every 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -27,6 +27,9 @@ OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # a proxy for web pages is no way to etcd
     ("grpc.use_local_subchannel_pool", 1),  # a replaced channel must make its own connections
 )
+
+
+_NOBODY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class Channel:
@@ -38,6 +41,7 @@ class Channel:
         self.target = target
         self.opened_at = time.monotonic()
         self.proven = False  # it has served a call
+        self.broken = False  # its last call or stream found nobody
         self.token: str | None = None
         self.authenticated = False
         self.token_lock = threading.Lock()
@@ -51,6 +55,26 @@ class Channel:
     def metadata(self) -> Metadata:
         """What authenticates a call."""
         return () if self.token is None else (("token", self.token),)
+
+    def served(self) -> None:
+        """A call or stream was answered."""
+        self.proven, self.broken = True, False
+
+    def settle(self, timeout_s: float) -> None:
+        """Where the channel is broken, give it time to connect; at once when it is connected.
+
+        gRPC up to 1.7x makes progress with a connection only while some call waits on it, and calls on a broken channel
+        fail without waiting. So this is a call that waits; whatever etcd answers shows that it is there.
+        """
+        if not self.broken:
+            return
+        request = load().RangeRequest(key=b"\0", limit=1, keys_only=True, serializable=True)
+        try:
+            self.kv.Range(request, timeout=max(timeout_s, 0.01), metadata=self.metadata, wait_for_ready=True)
+        except grpc.RpcError as e:
+            self.broken = e.code() in _NOBODY
+        else:
+            self.broken = False
 
 
 def check_files(settings: EtcdSettings) -> None:

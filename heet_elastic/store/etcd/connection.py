@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ROTATE_PAUSE_S = 1.0
+SETTLE_S = 1.0
+"""Longest wait of a call for a broken channel to connect."""
 CONNECT_S = 2.5
 """Longest wait of `connect`, before it looks for the reason for another 2 s at most."""
 _left_by_fork: list[Channel] = []  # channels of the parent: closing one in the child could hang it
@@ -97,7 +99,7 @@ class Connector:
                     self.renew(channel, channel.token)
                     continue
                 if kind is Kind.UNAVAILABLE:
-                    self.rotate(channel)
+                    self.failed(channel, e)
                     if retry and time.monotonic() + pause_s < deadline:
                         time.sleep(pause_s * random.uniform(0.5, 1.0))
                         pause_s *= 2
@@ -108,10 +110,12 @@ class Connector:
 
     def _attempt(self, channel: Channel, service: str, method: str, request: Any, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
-        self.authenticate(channel, timeout_s)
+        channel.settle(min(timeout_s, SETTLE_S))
+        self.authenticate(channel, max(deadline - time.monotonic(), 0.01))
         stub = getattr(getattr(channel, service), method)
         response = stub(request, timeout=max(deadline - time.monotonic(), 0.01), metadata=channel.metadata)
-        channel.proven = self._proven = True
+        channel.served()
+        self._proven = True
         return response
 
     def authenticate(self, channel: Channel, timeout_s: float | None = None) -> None:
@@ -158,6 +162,11 @@ class Connector:
             if self._proven:
                 raise StoreUnavailableError(f"no new connection to etcd: {e}") from e
             raise
+
+    def failed(self, channel: Channel, error: grpc.RpcError) -> None:
+        """A call or stream found nobody behind `channel`: wait before it is used again, or use another."""
+        channel.broken = channel.broken or errors.code_of(error) is grpc.StatusCode.UNAVAILABLE
+        self.rotate(channel)
 
     def rotate(self, failed: Channel) -> None:
         """Go on with the next endpoint after `failed`, where there are several; soon if that one never served us."""

@@ -182,11 +182,14 @@ class LeaseKeeper:
         self._connector.authenticate(channel)
         requests = iter([api.LeaseKeepAliveRequest(ID=lease.id) for lease in due])
         try:
-            yield from channel.lease.LeaseKeepAlive(requests, metadata=channel.metadata, timeout=timeout_s)
+            yield from channel.lease.LeaseKeepAlive(
+                requests, metadata=channel.metadata, timeout=timeout_s, wait_for_ready=True
+            )
+            channel.served()
         except grpc.RpcError as e:
             kind = errors.classify(e)
             if kind is Kind.TOKEN:
                 self._connector.renew(channel, channel.token)
             elif kind is Kind.UNAVAILABLE:
-                self._connector.rotate(channel)
+                self._connector.failed(channel, e)
             raise

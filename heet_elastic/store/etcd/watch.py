@@ -20,7 +20,7 @@ from heet_elastic.errors import HeetError
 from heet_elastic.store.api import Entry, Event
 from heet_elastic.store.etcd import errors
 from heet_elastic.store.etcd.channel import Channel
-from heet_elastic.store.etcd.connection import Connector, backoff
+from heet_elastic.store.etcd.connection import SETTLE_S, Connector, backoff
 from heet_elastic.store.etcd.errors import Kind
 from heet_elastic.store.etcd.etcd3_loader import load
 
@@ -130,6 +130,7 @@ class EtcdWatch:
         if self._must_resync is not None and not self._resync(self._must_resync):
             return False
         channel = self._connector.current()
+        channel.settle(SETTLE_S)
         self._connector.authenticate(channel)
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for request in self._create_requests():
@@ -142,7 +143,10 @@ class EtcdWatch:
                 return True
             return self._consume(channel, call)
         except grpc.RpcError as e:
-            self._after_error(channel, errors.classify(e))
+            if errors.classify(e) is Kind.UNAVAILABLE:
+                self._connector.failed(channel, e)
+            elif errors.classify(e) is Kind.TOKEN:
+                self._connector.renew(channel, channel.token)
             raise
         finally:
             with self._lock:
@@ -160,12 +164,6 @@ class EtcdWatch:
         creates = [api.WatchCreateRequest(start_revision=self._revision + 1, **fields) for fields in ranges]
         return [api.WatchRequest(create_request=create) for create in creates]
 
-    def _after_error(self, channel: Channel, kind: Kind) -> None:
-        if kind is Kind.TOKEN:
-            self._connector.renew(channel, channel.token)
-        elif kind is Kind.UNAVAILABLE:
-            self._connector.rotate(channel)
-
     def _consume(self, channel: Channel, call: Any) -> bool:
         for response in call:
             if self._closed.is_set():
@@ -174,7 +172,8 @@ class EtcdWatch:
                 return self._resync(f"revision {self._revision + 1} has been compacted")
             if response.canceled:
                 kind = errors.classify_text(grpc.StatusCode.UNKNOWN, response.cancel_reason)
-                self._after_error(channel, kind)
+                if kind is Kind.TOKEN:
+                    self._connector.renew(channel, channel.token)
                 settings = self._connector.settings
                 raise errors.to_heet_text(
                     kind, grpc.StatusCode.UNKNOWN, response.cancel_reason, settings.where, settings.user
@@ -184,7 +183,7 @@ class EtcdWatch:
             elif response.created:
                 reason = self._another_store(response.header)
                 if reason is None:
-                    channel.proven = True
+                    channel.served()
                     self._silent_since, self._complaint = None, ""
             else:
                 self._deliver(response)
