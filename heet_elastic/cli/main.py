@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "down": ("heet_elastic.cli.up:down", True),
     "submit": ("heet_elastic.cli.submit:submit", True),
     "wait": ("heet_elastic.cli.wait:wait", True),
+    "unfinished": ("heet_elastic.cli.unfinished:unfinished", True),
     "logs": ("heet_elastic.cli.logs:logs", True),
     "status": ("heet_elastic.cli.status:status", True),
     "jobs": ("heet_elastic.cli.status:jobs", True),

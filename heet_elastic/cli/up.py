@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +23,13 @@ from heet_elastic.cli.access import Access, open_store
 from heet_elastic.cli.agent import default_state
 from heet_elastic.cli.box import Box, check, end, start
 from heet_elastic.cli.reading import read_nodes
+from heet_elastic.cli.watching import unfinished_jobs
 from heet_elastic.errors import HeetError, StoreUnavailableError, UsageError
 from heet_elastic.model import HostRecord, JobView
 from heet_elastic.store.api import Store
 from heet_elastic.store.etcd import parse_endpoints
 from heet_elastic.store.keys import Keys
 from heet_elastic.store.records import decode
-from heet_elastic.store.snapshot import SnapshotDecoder
 
 READY_S = 60.0
 
@@ -158,17 +158,11 @@ def _unfinished(access: Access, box: Box) -> list[JobView]:
     except HeetError:
         return []
     try:
-        return unfinished(store, access.keys)
+        return unfinished_jobs(store, access.keys)
     except HeetError:
         return []
     finally:
         store.close()
-
-
-def unfinished(store: Store, keys: Keys) -> list[JobView]:
-    """Submitted jobs that have no result yet, by name."""
-    jobs: Mapping[str, JobView] = SnapshotDecoder(keys).decode(store.read(keys.jobs)).snapshot.jobs
-    return [v for _, v in sorted(jobs.items()) if v.spec is not None and v.spec.record.submitted and v.result is None]
 
 
 def _at(access: Access, endpoint: str) -> Access:

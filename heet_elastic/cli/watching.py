@@ -87,6 +87,13 @@ def result_of(view: JobView) -> Result | None:
     return view.result.record if view.result.record.incarnation in ("", view.spec.record.incarnation) else None
 
 
+def unfinished_jobs(store: Store, keys: Keys) -> list[JobView]:
+    """Submitted jobs that have no result yet, by name."""
+    jobs = SnapshotDecoder(keys).decode(store.read(keys.jobs)).snapshot.jobs
+    views = [view for _, view in sorted(jobs.items())]
+    return [v for v in views if v.spec is not None and v.spec.record.submitted and result_of(v) is None]
+
+
 def exit_code(result: Result) -> int:
     """What a command that waited for the job ends with: 0, 7 for a cancelled job, else the job's own code."""
     return {"succeeded": 0, "cancelled": 7}.get(result.outcome, result.exit_code or 1)
