@@ -7,35 +7,30 @@ workers, and `next_rendezvous()` returns with the next round, or waits. Decision
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStateError,
     RendezvousStoreInfo,
-    RendezvousTimeoutError,
 )
 
 from heet_elastic.errors import (
     CancelledError,
     HeetError,
     RefusedError,
-    StoreRefusedError,
-    UsageError,
     WaitTimeoutError,
 )
 from heet_elastic.model import Allocation
 from heet_elastic.model import Member as Place
 from heet_elastic.rendezvous import torch_agent
+from heet_elastic.rendezvous.edge import PlainErrors, say
 from heet_elastic.rendezvous.member import Member
 from heet_elastic.rendezvous.process import Process, open_process
 from heet_elastic.rendezvous.round_store import FormedRound, form_round
@@ -50,14 +45,9 @@ GONE_WAIT_S = 60.0
 """After SIGKILL, processes get this long to vanish before we say that they do not."""
 
 
-def say(text: str) -> None:
-    """A line for the user, on stderr like torch's own."""
-    print(f"heet: {text}", file=sys.stderr, flush=True)
-
-
 def create_handler(parameters: RendezvousParameters) -> HeetRendezvousHandler:
     """What torch calls for `--rdzv-backend=heet`. Does no I/O."""
-    with _plain_errors():
+    with PlainErrors():
         torch_agent.check_torch()
         settings, ignored = read_settings(
             endpoint=parameters.endpoint or "",
@@ -106,7 +96,7 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
         Ends the process (under torchrun) or raises (under `elastic_launch`) when the job is over, refused or timed out.
         """
-        with _plain_errors(self._leave_quietly):
+        with PlainErrors(self._leave_quietly):
             self._asked_since = time.monotonic()
             process = self._open()
             self._settle(process)
@@ -187,7 +177,7 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def monitor(self) -> str:
         """What torch's monitor shall see, ten times a second."""
-        with _plain_errors(self._leave_quietly):
+        with PlainErrors(self._leave_quietly):
             member = self._live().member
             self._raise_thread_error(member)
             workers, target = member.local.workers, member.target
@@ -207,7 +197,7 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def await_end(self) -> None:
         """Own workers are done: stay until the job has its result, so that our round's store lives on for others."""
-        with _plain_errors(self._leave_quietly):
+        with PlainErrors(self._leave_quietly):
             member = self._live().member
             with member.changed:
                 while member.target.order not in (Order.FINISH, Order.REFUSE):
@@ -444,25 +434,3 @@ def _superseded(member: Member, allocation: Allocation) -> Callable[[], bool]:
         return newer or target.order in (Order.FINISH, Order.REFUSE) or member.error is not None or member.local.leaving
 
     return check
-
-
-class _plain_errors(contextlib.AbstractContextManager[None]):  # noqa: N801
-    """Under torchrun a user's mistake is a sentence and an exit code; else it is torch's rendezvous exception."""
-
-    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
-        self._before = before
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if not isinstance(error, HeetError):
-            return
-        self._before()
-        if torch_agent.runs_under_torchrun():
-            say(str(error))
-            raise SystemExit(error.exit_code) from None
-        if isinstance(error, UsageError):
-            raise ValueError(str(error)) from error  # noqa: TRY004 (torch raises it for bad parameters)
-        if isinstance(error, WaitTimeoutError):
-            raise RendezvousTimeoutError(str(error)) from error
-        if isinstance(error, StoreRefusedError):
-            raise RendezvousConnectionError(str(error)) from error
-        raise RendezvousStateError(str(error)) from error
