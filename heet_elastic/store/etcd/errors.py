@@ -33,6 +33,11 @@ def text_of(error: grpc.RpcError) -> str:
     return " ".join((text or code_of(error).name).split())
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether etcd says that its database has reached its quota."""
+    return isinstance(error, grpc.RpcError) and "database space exceeded" in text_of(error)
+
+
 def classify(error: grpc.RpcError) -> Kind:
     """What kind of error this is. Whatever is not surely a refusal is unavailable, that is, unknown."""
     return classify_text(code_of(error), text_of(error))

@@ -12,8 +12,9 @@ from typing import Any
 
 import grpc
 
-from heet_elastic.errors import UsageError
+from heet_elastic.errors import StoreRefusedError, UsageError
 from heet_elastic.store.api import Committed, Compare, Event, Lost, Operation, Outcome, Put, View
+from heet_elastic.store.etcd import errors
 from heet_elastic.store.etcd.connection import Connector
 from heet_elastic.store.etcd.etcd3_loader import load
 from heet_elastic.store.etcd.lease import EtcdLease, LeaseKeeper
@@ -60,14 +61,23 @@ class EtcdStore:
     def read(self, prefix: str) -> View:
         """All keys starting with `prefix`, as one linearizable snapshot. Repeated within the timeout when it fails."""
         api = load()
-        requests = [api.RequestOp(request_range=_range_of(api, prefix))]
+        ranges = [_range_of(api, prefix)]
         if self._settings.store_id_key is not None:
-            requests.append(api.RequestOp(request_range=api.RangeRequest(key=self._settings.store_id_key.encode())))
-        response = self._call("Txn", api.TxnRequest(success=requests), prefix, retry=True)
+            ranges.append(api.RangeRequest(key=self._settings.store_id_key.encode()))
+        try:
+            request = api.TxnRequest(success=[api.RequestOp(request_range=r) for r in ranges])
+            response = self._call("Txn", request, prefix, retry=True)
+            found = [r.response_range for r in response.responses]
+            revision = response.header.revision
+        except StoreRefusedError as e:
+            if not errors.is_full(e.__cause__):
+                raise
+            # A full etcd refuses every transaction, even one that only reads. The id comes first, as in a resync.
+            found = [self._call("Range", r, prefix, retry=True) for r in reversed(ranges)][::-1]
+            revision = found[0].header.revision
         if self._settings.store_id_key is not None:
-            self._read_ids.last = _first_value(response.responses[1].response_range)
-        entries = {entry.key: entry for entry in map(to_entry, response.responses[0].response_range.kvs)}
-        return View(response.header.revision, MappingProxyType(entries))
+            self._read_ids.last = _first_value(found[1])
+        return View(revision, MappingProxyType({entry.key: entry for entry in map(to_entry, found[0].kvs)}))
 
     def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         """See `heet_elastic.store.api.Store.txn`. Never repeated: an error leaves unknown whether it was applied."""
