@@ -72,16 +72,20 @@ def test_a_lease_counts_from_when_a_keep_alive_was_sent_not_from_its_answer(lab:
     assert lease.last_ack < answered
 
 
-def test_a_full_database_is_a_refusal_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_full_database_can_be_read_and_says_what_to_do(tmp_path: Path) -> None:
+    """For who has written before it is an outage; for who comes new, a refusal."""
     lab = EtcdLab(new_etcd(tmp_path, "--quota-backend-bytes=1000000"), "/t/", own=True)
+    words = r"its database is full: compact, defragment.*alarm disarm"
+
+    def fill() -> None:
+        for n in range(100):
+            lab.store.txn([], [Put(f"/t/{n}", b"x" * 100_000)])
+
     try:
-
-        def fill() -> None:
-            for n in range(100):
-                lab.store.txn([], [Put(f"/t/{n}", b"x" * 100_000)])
-
-        with pytest.raises(StoreRefusedError, match=r"its database is full: compact, defragment.*alarm disarm"):
+        with pytest.raises(StoreUnavailableError, match=words):
             fill()
+        with pytest.raises(StoreRefusedError, match=words):
+            lab.client().txn([], [Put("/t/x", b"x" * 100_000)])
         assert "/t/0" in lab.store.read("/t/").entries
     finally:
         lab.close()

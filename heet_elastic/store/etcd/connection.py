@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from heet_elastic.errors import HeetError, StoreUnavailableError, UsageError
+from heet_elastic.errors import HeetError, StoreRefusedError, StoreUnavailableError, UsageError
 from heet_elastic.store.etcd import errors
 from heet_elastic.store.etcd.channel import Channel, check_files, open_channel
 from heet_elastic.store.etcd.diagnose import diagnose
@@ -46,6 +46,7 @@ class Connector:
         self._retired: list[tuple[float, Channel]] = []
         self._turn = 0
         self._proven = False
+        self._worked: set[tuple[str, bool]] = set()
         self._closed = False
 
     def connect(self) -> None:
@@ -83,7 +84,19 @@ class Connector:
         """The response of a unary call. retry: it reads only, so it may be repeated within the timeout.
 
         Raises StoreUnavailableError (unknown), StoreRefusedError, or grpc.RpcError with NOT_FOUND for a missing lease.
+        A refusal of what has worked before (a changed password, a full database) is an outage that a person will end:
+        training must not end with it, so that is StoreUnavailableError as well.
         """
+        try:
+            response = self._call(service, method, request, asked, retry, timeout_s)
+        except StoreRefusedError as e:
+            if (method, retry) in self._worked:
+                raise StoreUnavailableError(str(e)) from (e.__cause__ or e)
+            raise
+        self._worked.add((method, retry))
+        return response
+
+    def _call(self, service: str, method: str, request: Any, asked: str, retry: bool, timeout_s: float) -> Any:
         deadline = time.monotonic() + (timeout_s or self.settings.timeout_s)
         pause_s, renewed = 0.05, False
         while True:

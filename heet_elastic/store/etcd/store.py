@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from heet_elastic.errors import StoreRefusedError, UsageError
+from heet_elastic.errors import StoreRefusedError, StoreUnavailableError, UsageError
 from heet_elastic.store.api import Committed, Compare, Event, Lost, Operation, Outcome, Put, View
 from heet_elastic.store.etcd import errors
 from heet_elastic.store.etcd.connection import Connector
@@ -69,7 +69,7 @@ class EtcdStore:
             response = self._call("Txn", request, prefix, retry=True)
             found = [r.response_range for r in response.responses]
             revision = response.header.revision
-        except StoreRefusedError as e:
+        except (StoreRefusedError, StoreUnavailableError) as e:
             if not errors.is_full(e.__cause__):
                 raise
             # A full etcd refuses every transaction, even one that only reads. The id comes first, as in a resync.
