@@ -210,6 +210,8 @@ class Memory:
     boots: Mapping[str, str] = field(default_factory=dict)
     layout: Any = None
     demands: Mapping[str, Any] = field(default_factory=dict)
+    ghosts: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    shown: Mapping[str, str] = field(default_factory=dict)  # reasons of running jobs whose stored status says them
     said: Mapping[str, float] = field(default_factory=dict)  # when waiting jobs were last told their place
 
 

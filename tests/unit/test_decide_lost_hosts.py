@@ -306,3 +306,44 @@ def test_exclusion_records_survive_in_the_account_for_a_new_leader():
     assert lab.round("a") is None
     lab.decide(seconds=31.0)
     assert set(lab.gpus("a")) == {"a1"}
+
+
+def test_a_job_that_moves_as_a_whole_stops_before_it_starts_elsewhere():
+    lab = Lab([host("h1", gpus=1), host("v1", "V100", gpus=1)], {"a": ("T4", 1)})
+    lab.submit(spec("a"))
+    for name, where in (("a1", "h1"), ("a2", "v1")):
+        lab.put_agent("a", agent(name, where))
+    lab.calm()
+    lab.policy = {"a": ("V100", 1)}
+    lab.memory = replace(lab.memory, chosen_at=None)
+    lab.decide()
+    assert lab.round("a").members == ()
+    lab.react("a", "a1")  # its workers are saving
+    lab.decide()
+    assert lab.round("a").members == ()
+    assert lab.decision.reasons["a"] == "gets 1 x V100 on v1, waits until its workers on h1 have ended"
+    lab.react("a", "a1")
+    lab.decide()
+    assert set(lab.gpus("a")) == {"a2"}
+    assert lab.views["a"].account.record.rescales == 0, "it is counted once the round is seen"
+    lab.calm()
+    lab.decide(seconds=SETTINGS.account_interval_s)
+    assert lab.views["a"].account.record.rescales == 1
+
+
+def test_a_host_lost_twice_must_be_proven_quiet_twice():
+    lab = lost_job(fence_time_s=60.0)
+    lab.decide()
+    lab.hosts["h1"] = host("h1", gpus=1, boot_id="second boot")
+    lab.put_agent("a", agent("a3", "h1"))
+    lab.drop_agent("a", "a2")
+    lab.calm()
+    assert set(lab.gpus("a")) == {"a3"}
+    lab.decide(seconds=500.0)
+    lab.drop_agent("a", "a3")
+    lab.put_agent("a", agent("a4", "h2"))
+    del lab.hosts["h1"]
+    lab.decide(seconds=10.0)
+    lab.decide(seconds=10.0)
+    assert set(lab.gpus("a")) == {"a3"}
+    assert "proven quiet" in lab.decision.reasons["a"]

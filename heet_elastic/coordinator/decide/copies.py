@@ -86,40 +86,31 @@ def _loud(
     now: float,
     settings: CoordinatorSettings,
 ) -> tuple[Member, ...]:
-    gone = [m for m in members if m.agent not in state.view.agents]
-    loud = set()
-    for host in {m.host for m in gone}:
-        devices = {d for m in gone if m.host == host for d in m.gpus}
-        if host not in state.released and not _quiet(host, devices, state.job, hosts, timers, now, settings):
-            loud.add(host)
-    return tuple(m for m in gone if m.host in loud)
+    gone = [m for m in members if m.agent not in state.view.agents and m.host not in state.released]
+    return tuple(m for m in gone if not _quiet(m, timers.get(("gone", state.job, m.agent)), hosts, now, settings))
 
 
 def _quiet(
-    host: str,
-    devices: set[str],
-    job: str,
-    hosts: Mapping[str, Host],
-    timers: Mapping[tuple[str, ...], Timer],
-    now: float,
-    settings: CoordinatorSettings,
+    member: Member, timer: Timer | None, hosts: Mapping[str, Host], now: float, settings: CoordinatorSettings
 ) -> bool:
-    timer = timers.get(("gone", job, host))
-    since = now if timer is None else timer.since
-    if settings.fence_time_s > 0 and now - since >= settings.fence_time_s + settings.ttl_s:
+    """Whether a vanished member's workers are proven gone; `timer`: since when it is missing, and the boot id then."""
+    if timer is None:
+        return False
+    missing_s = now - timer.since
+    if settings.fence_time_s > 0 and missing_s >= settings.fence_time_s + settings.ttl_s:
         return True
-    live = hosts.get(host)
+    live = hosts.get(member.host)
     if live is None:
         return False
-    if timer is not None and timer.reason and live.boot_id and live.boot_id != timer.reason:
+    if timer.reason and live.boot_id and live.boot_id != timer.reason:
         return True
     # Idle agents report the locks that they find at least this often, so an older report has been replaced by now.
-    return now - since >= settings.lock_report_s and not devices & live.locked
+    return missing_s >= settings.lock_report_s and live.locked.isdisjoint(member.gpus)
 
 
 def unproven(ghosts: Sequence[Ghost], state: JobState) -> tuple[Member, ...]:
     """Vanished members whose workers may go on while nobody of their round is left to end them."""
-    return tuple(m for g in ghosts if not g.alive(state) for m in g.loud)
+    return tuple(m for g in ghosts if g.loud and not g.alive(state) for m in g.loud)
 
 
 def provable_by_locks(state: JobState, loud: Sequence[Member]) -> bool:

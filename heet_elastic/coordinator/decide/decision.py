@@ -64,9 +64,12 @@ def decide(
     )
     queue = queue_of(look, chosen.targets, chosen.prices)
     facts = Facts(look, world.snapshot.hosts, plans, chosen.settling, queue)
-    reasons = {s.job: reason_of(s, facts) for s in look.states if s.live or s.agents}
+    still = _nothing_new(look, chosen, plans, world)
+    reasons = {s.job: still.get(s.job) or reason_of(s, facts) for s in look.states if s.live or s.agents}
     reasons.update((r.job, f"{r.result.outcome}: {r.result.reason}") for r in results)
-    statuses, said, look_again = _statuses(look, reasons, facts, over, world.memory.said, settings)
+    statuses, said, look_again = _statuses(look, reasons, still, facts, over, world.memory.said, settings)
+    passing = {a.job for a in statuses} | plans.keys() | look.avoid.keys() | chosen.settling | _loud(look)
+    shown = {s.job: reasons[s.job] for s in look.live if s.members and s.job not in passing}
     entries, saves = _saves(look, now, settings)
     ended = [s for s in look.states if s.result is not None]
     actions: list[Action] = [*results]
@@ -77,9 +80,20 @@ def decide(
     actions += saves
     actions += lifecycle.profiles_due(ended, world, settings)
     actions += lifecycle.forgettable(look.states, look.timers, now, settings)
-    memory = _remember(now, world, look, chosen, entries, said)
+    memory = _remember(now, world, look, chosen, entries, said, shown)
     wake = _wake(now, memory, look, chosen, settings, min(settings.interval_s, policy.interval_s))
     return Decision(tuple(actions), chosen.reason, reasons, min(wake, look_again), memory)
+
+
+def _nothing_new(look: Look, chosen: Targets, plans: Mapping[str, Plan], world: World) -> Mapping[str, str]:
+    """Reasons of running jobs to which nothing happened since their stored status was found to be right."""
+    new = look.changed | plans.keys() | look.avoid.keys() | chosen.settling | _loud(look)
+    return {job: r for job, r in world.memory.shown.items() if job not in new and job in look.entries}
+
+
+def _loud(look: Look) -> set[str]:
+    """Jobs that wait for a silent host: what is said of them changes merely because time passes."""
+    return {job for job, ghosts in look.ghosts.items() if any(g.loud for g in ghosts)}
 
 
 def _wants(
@@ -111,6 +125,7 @@ def _wants(
 def _statuses(
     look: Look,
     reasons: Mapping[str, str],
+    still: Mapping[str, str],
     facts: Facts,
     over: Iterable[str],
     said: Mapping[str, float],
@@ -125,7 +140,7 @@ def _statuses(
     told: dict[str, float] = {}
     soon = math.inf
     for state in look.states:
-        if state.spec is None or (state.result is not None and _shows_end(state)):
+        if state.job in still or state.spec is None or (state.result is not None and _shows_end(state)):
             continue
         last = None if state.view.status is None else state.view.status.record.phase
         if state.result is None and last in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED):
@@ -184,6 +199,7 @@ def _remember(
     chosen: Targets,
     entries: Mapping[str, Entry],
     said: Mapping[str, float],
+    shown: Mapping[str, str],
 ) -> Memory:
     boots = dict(world.memory.boots)
     boots.update((name, host.boot_id) for name, host in world.snapshot.hosts.items())
@@ -204,6 +220,8 @@ def _remember(
         boots=boots,
         layout=look.inventory.layout,
         demands=chosen.demands,
+        ghosts=look.ghosts,
+        shown=shown,
         said=said,
     )
 

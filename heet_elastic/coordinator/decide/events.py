@@ -166,13 +166,13 @@ def _arrivals(change: Change, timers: Timers) -> None:
 
 
 def _gone(change: Change, account: Account, timers: Timers) -> None:
-    """Since when a host has been lost; the timer's reason is its boot id of that time."""
+    """Since when a member of a round that may still run is missing; the reason is its host's boot id of that time."""
     state = change.after
-    hosts = {m.host for p in account.may_run for m in p.members if m.agent not in state.view.agents}
-    for key in [k for k in timers if k[0] == "gone" and k[1] == state.job and k[2] not in hosts]:
+    gone = {m.agent: m.host for p in account.may_run for m in p.members if m.agent not in state.view.agents}
+    for key in [k for k in timers if k[0] == "gone" and k[1] == state.job and k[2] not in gone]:
         del timers[key]
-    for host in hosts:
-        timers.setdefault(("gone", state.job, host), Timer(change.now, reason=change.boots.get(host, "")))
+    for agent, host in gone.items():
+        timers.setdefault(("gone", state.job, agent), Timer(change.now, reason=change.boots.get(host, "")))
 
 
 def _busy(change: Change, timers: Timers) -> None:

@@ -22,7 +22,7 @@ class Look:
     """The store at one moment, condensed. `timers` is this decision's own copy, still to be changed.
 
     live: jobs that can be given something, by name. entries: of jobs that are live or were at the last look; changed:
-    those whose entry differs from the last one. avoid: hosts that a job must not use now. ghosts: rounds
+    those whose state or entry differs from the last one. avoid: hosts that a job must not use now. ghosts: rounds
     whose workers may still run.
     """
 
@@ -50,23 +50,36 @@ def take_look(now: float, world: World, settings: CoordinatorSettings) -> Look:
     entries: dict[str, Entry] = {}
     changed: set[str] = set()
     for state in states:
-        before = memory.states.get(state.job)
+        before, known = memory.states.get(state.job), memory.entries.get(state.job)
+        if before is state and known is not None and state.live and not _is_due(state, known, now, settings):
+            entries[state.job] = known
+            continue
+        changed.add(state.job)
         if state.spec is None or not (state.live or (before is not None and before.live)):
             continue
-        entry = entries[state.job] = _entry(state, before, memory, timers, now, layout, settings)
-        if entry is not memory.entries.get(state.job):
-            changed.add(state.job)
+        entries[state.job] = _entry(state, before, memory, timers, now, layout, settings)
     stock = take_stock(layout, held, releasing, unsure, timers, now)
     live = tuple(s for s in states if s.live)
-    ghosts = {
-        s.job: found
-        for s in live
-        if (a := entries[s.job].account).may_run and (found := ghosts_of(s, a, snapshot.hosts, timers, now, settings))
-    }
+    same_hosts = layout is memory.layout
+    ghosts = {}
+    for state in live:
+        account = entries[state.job].account
+        if account.may_run:
+            old = memory.ghosts.get(state.job) if same_hosts and state.job not in changed else None
+            # Of rounds without a silent member nothing changes merely because time passes.
+            still = old is not None and not any(g.loud for g in old)
+            found = old if still else ghosts_of(state, account, snapshot.hosts, timers, now, settings)
+            if found:
+                ghosts[state.job] = found
     avoid = {
         s.job: shut for s in live if (e := entries[s.job]).account.exclusions and (shut := accounts.excluded(e, now))
     }
     return Look(now, states, live, stock, entries, frozenset(changed), timers, avoid, ghosts)
+
+
+def _is_due(state: JobState, entry: Entry, now: float, settings: CoordinatorSettings) -> bool:
+    """Whether a job to which nothing happened must be looked at because time has passed."""
+    return bool(state.view.wanted) or now - entry.saved >= settings.account_interval_s
 
 
 def _states(snapshot: Snapshot, memory: Memory) -> tuple[JobState, ...]:
@@ -110,8 +123,8 @@ def _entry(
     """The job's entry, brought up to `now` if anything happened; the time until now passed under the former state."""
     assert state.spec is not None
     entry = memory.entries.get(state.job)
-    quiet = entry is not None and before is not None and quiet_since(before, state) and not state.view.wanted
-    if quiet and entry is not None and now - entry.saved < settings.account_interval_s:
+    quiet = entry is not None and before is not None and quiet_since(before, state)
+    if quiet and entry is not None and not _is_due(state, entry, now, settings):
         return entry
     if entry is None or entry.account.incarnation != state.spec.incarnation:
         entry, before = accounts.opened(state, now), None
