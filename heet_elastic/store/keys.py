@@ -11,6 +11,9 @@ from urllib.parse import quote, unquote
 
 DEFAULT_PREFIX = "/heet/v1"
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*")
+"""Segments that stand for themselves: not percent-encoded, and not dots alone."""
+
 _ROUND = re.compile(r"[0-9]{12}")
 
 
@@ -27,7 +30,9 @@ def decode_id(segment: str) -> str:
 
 
 def _canonical(segment: str) -> bool:
-    return segment != "" and segment.isascii() and (segment.isalnum() or encode_id(decode_id(segment)) == segment)
+    if _PLAIN.fullmatch(segment):
+        return True
+    return segment != "" and segment.isascii() and encode_id(decode_id(segment)) == segment
 
 
 @dataclass(frozen=True, slots=True)
