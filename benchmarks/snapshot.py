@@ -1,7 +1,7 @@
 """What one changed key costs in a store of 1,000 agents and 200 jobs: `python benchmarks/snapshot.py [--json]`.
 
-Prints milliseconds of processor time for decoding everything (what a coordinator does at its start) and for one changed key (what it does
-all the time), with the mirror's hint of what has changed and without; and the ratios, which are what to compare.
+Prints milliseconds of processor time for decoding everything (what a coordinator does at its start) and for one changed
+key (what it does all the time), with the mirror's hint of what has changed and without; and their ratio.
 """
 
 from __future__ import annotations
