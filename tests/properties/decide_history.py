@@ -1,7 +1,7 @@
-"""Histories of a cluster for the properties of `decide`: jobs, agents, hosts and people, and what must hold after each event.
+"""Histories of a cluster for the properties of `decide`: events of jobs, agents, hosts and people, each checked.
 
-The lab is a store that applies decisions exactly, and hosts whose device locks are the local truth; agents answer in any
-order and at any time. A vanished agent's workers end with it (crashed) or go on unseen (cut off), until another member
+The lab is a store that applies decisions exactly, and hosts whose device locks are the local truth; agents answer in
+any order and at any time. A vanished agent's workers end with it (crashed) or go on unseen (cut off), until another member
 of their round stops its own: then they fail in the next collective.
 """
 
@@ -307,7 +307,7 @@ class History:
         self.decision()
 
     def calm_down(self) -> None:
-        """Nothing happens any more but that everybody does what it is to do: then nobody may wait for anybody for ever."""
+        """Nothing happens any more but that everybody does its part: then nobody may wait for anybody for ever."""
         lab = self.lab
         for box in self.boxes:
             lab.hosts.setdefault(box.name, replace(box, boot_id="last boot"))
@@ -351,7 +351,8 @@ class History:
         assert made.wake_in_s > 0.0
 
     def _same_in_any_order(self, before: Snapshot, memory: Memory) -> None:
-        hosts, jobs = dict(reversed(before.hosts.items())), dict(reversed(before.jobs.items()))
+        hosts = {name: before.hosts[name] for name in reversed(list(before.hosts))}
+        jobs = {name: before.jobs[name] for name in reversed(list(before.jobs))}
         memory = replace(memory, ghosts={}, shown={})  # what is only remembered to spare work
         again = ask(replace(before, hosts=hosts, jobs=jobs), self.lab.policy, self.lab.now, memory, self.lab.settings)
         assert again.actions == self.lab.decision.actions

@@ -1,4 +1,4 @@
-"""What must hold of every decision, whatever happened (`decide_history`): by shrinking search, and by long random walks."""
+"""What must hold of every decision, whatever happened (`decide_history`): by shrinking search and long random walks."""
 
 from __future__ import annotations
 
