@@ -105,4 +105,4 @@ def _choose(problem: Problem, rng: np.random.Generator) -> Choice:
     length = np.where(slowest > 0, problem.remaining_J / np.where(slowest > 0, slowest, 1.0), np.inf)
     scan = np.argsort(-problem.age_s_J, kind="stable")
     counts = afs_counts(curve, problem.remaining_J, scan, int(options.gpus_H.sum()))
-    return assign_types(problem, options, counts, np.argsort(length, kind="stable"), length, "AFS-L")
+    return assign_types(options, counts, np.argsort(length, kind="stable"), length, "AFS-L")

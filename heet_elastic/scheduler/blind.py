@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from heet_elastic.scheduler.api import Choice, FloatArray, IntArray, Problem
+from heet_elastic.scheduler.api import Choice, FloatArray, IntArray
 from heet_elastic.scheduler.options import Options
 
 
@@ -14,19 +14,16 @@ def mean_curve_JW(options: Options) -> FloatArray:
     return options.speed_JHW.sum(axis=1) / np.maximum(possible.sum(axis=1), 1)
 
 
-def assign_types(
-    problem: Problem, options: Options, workers_J: IntArray, order: IntArray, price_J: FloatArray, note: str
-) -> Choice:
+def assign_types(options: Options, workers_J: IntArray, order: IntArray, price_J: FloatArray, note: str) -> Choice:
     """Put each job's count on a host type: where it runs already if that fits, else the emptiest type that holds it.
 
     Jobs come in `order`. A count that fits on no type is cut to the largest possible one that does (or to nothing).
     """
-    jobs = len(problem.jobs)
+    jobs = len(workers_J)
     type_J, given_J = np.full(jobs, -1), np.zeros(jobs, dtype=np.int64)
     free = options.gpus_H.copy()
-    active = problem.frozen_J == 0
-    stays = active & (options.current_J > 0) & (workers_J > 0)
-    for j in (*(i for i in order if stays[i]), *(i for i in order if active[i] and not stays[i])):
+    stays = options.running_J & (workers_J > 0)
+    for j in (*(i for i in order if stays[i]), *(i for i in order if not stays[i])):
         wanted = int(workers_J[j])
         if wanted == 0:
             continue
@@ -40,6 +37,4 @@ def assign_types(
         h = now if now >= 0 and most[now] == best else int(np.where(most == best, free, -1).argmax())
         type_J[j], given_J[j] = h, best
         free[h] -= best
-    frozen = problem.frozen_J
-    type_J[frozen], given_J[frozen] = options.current_type_J[frozen], options.current_J[frozen]
-    return Choice(type_J, given_J, price_J, note)
+    return options.choice(type_J, given_J, price_J, note)

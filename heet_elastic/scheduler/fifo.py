@@ -41,11 +41,10 @@ def _choose(problem: Problem, rng: np.random.Generator) -> Choice:
     jobs = len(problem.jobs)
     type_J, workers_J = np.full(jobs, -1), np.zeros(jobs, dtype=np.int64)
     free = options.gpus_H.copy()
-    running = (options.current_J > 0) | problem.frozen_J
+    running = options.running_J
     for j in np.flatnonzero(running):
-        type_J[j], workers_J[j] = options.current_type_J[j], options.current_J[j]
-        if not problem.frozen_J[j]:
-            free[type_J[j]] -= workers_J[j]
+        type_J[j], workers_J[j] = options.current_type_J[j], min(options.current_J[j], free[options.current_type_J[j]])
+        free[type_J[j]] -= workers_J[j]
     wants = asked_for(problem, options)
     order = np.argsort(-problem.age_s_J, kind="stable")
     rank = np.empty(jobs)
@@ -59,4 +58,4 @@ def _choose(problem: Problem, rng: np.random.Generator) -> Choice:
             break
         type_J[j], workers_J[j] = h, wants[j]
         free[h] -= wants[j]
-    return Choice(type_J, workers_J, rank, "first come, first served")
+    return options.choice(type_J, workers_J, rank, "first come, first served")

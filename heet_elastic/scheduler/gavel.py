@@ -18,7 +18,7 @@ from scipy.sparse import csr_array, lil_array, vstack
 
 from heet_elastic.scheduler.api import Choice, FloatArray, IntArray, Problem
 from heet_elastic.scheduler.fifo import asked_for
-from heet_elastic.scheduler.options import build_options, in_canonical_order
+from heet_elastic.scheduler.options import Options, build_options, in_canonical_order
 
 Goal = Literal["las", "jct"]
 
@@ -130,21 +130,18 @@ def _choose(policy: Gavel, problem: Problem) -> Choice:
             share[rows] = solve_jct(*args, problem.remaining_J[rows] * problem.priority_J[rows], policy.time_limit_s)
     had = problem.received_s_JH / np.maximum(wants[:, None] * problem.age_s_J[:, None], 1e-9)
     priority = np.where(speed > 0, share / np.maximum(had, 1e-6), -1.0)
-    return _round(policy, problem, options.gpus_H.copy(), wants, speed, priority)
+    return _round(policy, problem, options, wants, speed, priority)
 
 
 def _round(
-    policy: Gavel, problem: Problem, free: IntArray, wants: IntArray, speed: FloatArray, priority: FloatArray
+    policy: Gavel, problem: Problem, options: Options, wants: IntArray, speed: FloatArray, priority: FloatArray
 ) -> Choice:
     """Give GPUs by priority, then what is left by throughput relative to the job's best type."""
     jobs = len(wants)
     type_J, workers_J = np.full(jobs, -1), np.zeros(jobs, dtype=np.int64)
-    current_type, current = problem.current_type_J(), problem.current_workers_J()
-    leased = (current > 0) & ((problem.since_rescale_s_J < policy.interval_s) | problem.frozen_J)
-    for j in np.flatnonzero(leased):
-        if problem.frozen_J[j]:
-            type_J[j], workers_J[j] = current_type[j], current[j]
-        elif current[j] == wants[j] and free[current_type[j]] >= current[j]:
+    current_type, current, free = options.current_type_J, options.current_J, options.gpus_H.copy()
+    for j in np.flatnonzero(options.running_J & (problem.since_rescale_s_J < policy.interval_s)):
+        if current[j] == wants[j] and free[current_type[j]] >= current[j]:
             type_J[j], workers_J[j] = current_type[j], current[j]
             free[current_type[j]] -= current[j]
     best = speed.max(axis=1, initial=0.0)
@@ -158,4 +155,4 @@ def _round(
         if type_J[j] < 0 and wants[j] <= free[h]:
             type_J[j], workers_J[j] = h, wants[j]
             free[h] -= wants[j]
-    return Choice(type_J, workers_J, -priority.max(axis=1, initial=0.0), f"Gavel ({policy.goal})")
+    return options.choice(type_J, workers_J, -priority.max(axis=1, initial=0.0), f"Gavel ({policy.goal})")

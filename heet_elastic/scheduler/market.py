@@ -60,7 +60,7 @@ def values_JHW(policy: Market, problem: Problem, options: Options, weight_J: Flo
     value += work
     np.divide(speed, value, out=value, where=value > 0)
     value *= work * weight_J[:, None, None]
-    rows = np.flatnonzero((options.current_J > 0) & ~problem.frozen_J)
+    rows = np.flatnonzero(options.running_J)
     if len(rows):
         value[rows] = _running(policy, problem, options, rows) * weight_J[rows, None, None]
     return value
@@ -91,7 +91,7 @@ def _running(policy: Market, problem: Problem, options: Options, rows: IntArray)
 def _choose(policy: Market, problem: Problem) -> Choice:
     options = build_options(problem)
     value = values_JHW(policy, problem, options, weights_J(policy, problem, options))
-    held = np.where((options.current_J > 0) & ~problem.frozen_J, options.current_J, 0)
+    held = np.where(options.running_J, options.current_J, 0)
     kind = np.where(held > 0, options.current_type_J, -1)
     if len(problem.jobs) <= SMALL and held.any():
         bargain = Bargain(value, options.gpus_H, kind, held)
@@ -102,6 +102,4 @@ def _choose(policy: Market, problem: Problem) -> Choice:
         cleared: Cleared = clear(value, options.gpus_H)
         type_J, workers_J = cleared.type_J, cleared.workers_J
         note = f"market within {cleared.gap:.2%} of the best"
-    frozen = problem.frozen_J
-    type_J[frozen], workers_J[frozen] = options.current_type_J[frozen], options.current_J[frozen]
-    return Choice(type_J, workers_J, np.full(len(type_J), np.nan), note)
+    return options.choice(type_J, workers_J, np.full(len(type_J), np.nan), note)

@@ -69,4 +69,4 @@ def _choose(problem: Problem, rng: np.random.Generator) -> Choice:
     counts = optimus_counts(curve, problem.remaining_J, order, int(options.gpus_H.sum()))
     chosen = curve[np.arange(len(curve)), np.maximum(counts, 1) - 1]
     left = np.where(counts > 0, problem.remaining_J / np.where(chosen > 0, chosen, 1.0), np.nan)
-    return assign_types(problem, options, counts, order, left, "Optimus")
+    return assign_types(options, counts, order, left, "Optimus")

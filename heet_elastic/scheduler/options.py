@@ -2,7 +2,8 @@
 
 A configuration (j, h, w) is possible iff w is allowed (`allowed_JW`, minimum, maximum), at most `max_hosts` and at
 least `min_hosts` groups of type h can hold w workers of j under `limit_JG`, a rigid job gets `per_host` workers on each
-host, and the table says that j runs there (> 0). Jobs that finish (frozen) hold what they have and take no part.
+host, and the table says that j runs there (> 0). Two kinds of jobs are settled before any policy looks: those that
+finish (frozen) hold what they have, and those that fit on no single type are served as `spanning` says.
 """
 
 from __future__ import annotations
@@ -14,58 +15,64 @@ from itertools import pairwise
 import numpy as np
 
 from heet_elastic.scheduler.api import DENSE, BoolArray, Choice, FloatArray, IntArray, Placed, Problem
+from heet_elastic.scheduler.spanning import Span, settle_spanning
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The possible configurations of a problem.
 
-    speed_JHW[j,h,w-1]: densest throughput, 0 = not possible. gpus_H: GPUs of each type that no frozen job holds.
-    active_J: jobs that take part. current_type_J, current_J: what they hold (-1, 0 = nothing). span_J: jobs whose
-    smallest allowed count fits on no single type.
+    speed_JHW[j,h,w-1]: densest throughput, 0 = not possible. gpus_H: GPUs of each type that policies may give away.
+    current_type_J, current_J: what jobs hold (-1, 0 = nothing). fixed_J: jobs that are settled already, with
+    fixed_type_J and fixed_workers_J; their speeds here are 0.
     """
 
     speed_JHW: FloatArray
     gpus_H: IntArray
-    active_J: BoolArray
     current_type_J: IntArray
     current_J: IntArray
-    span_J: BoolArray
+    fixed_J: BoolArray
+    fixed_type_J: IntArray
+    fixed_workers_J: IntArray
 
+    @property
+    def running_J(self) -> BoolArray:
+        """Jobs that hold GPUs and take part."""
+        return (self.current_J > 0) & ~self.fixed_J
 
-def usable_JG(problem: Problem) -> IntArray | None:
-    """Most workers of each job on each group: the smaller of the limit and the group; None = the groups' sizes."""
-    if problem.limit_JG is None:
-        return None
-    return np.minimum(problem.limit_JG, problem.group_gpus_G[None, :])
+    def choice(self, type_J: IntArray, workers_J: IntArray, price_J: FloatArray, note: str) -> Choice:
+        """A policy's decision, completed by the jobs that were settled before it."""
+        return Choice(
+            np.where(self.fixed_J, self.fixed_type_J, np.where(workers_J > 0, type_J, -1)),
+            np.where(self.fixed_J, self.fixed_workers_J, np.where(type_J >= 0, workers_J, 0)),
+            price_J,
+            note,
+        )
 
 
 def room_JH(problem: Problem) -> IntArray:
     """Most workers of each job on each host type, on at most `max_hosts` hosts (rigid: `per_host` on each)."""
-    jobs, types = len(problem.jobs), len(problem.host_types)
-    room = np.zeros((jobs, types), dtype=np.int64)
-    usable = usable_JG(problem)
-    rigid = problem.per_host_J > 0
-    for h in range(types):
+    room = np.zeros((len(problem.jobs), len(problem.host_types)), dtype=np.int64)
+    each = problem.per_host_J
+    rigid = np.flatnonzero(each > 0)
+    for h in range(room.shape[1]):
         groups = np.flatnonzero(problem.group_type_G == h)
         if not len(groups):
             continue
-        hosts = np.clip(problem.max_hosts_J, 1, len(groups))
-        if usable is None:
-            sizes = np.sort(problem.group_gpus_G[groups])[::-1]
-            room[:, h] = np.cumsum(sizes)[hosts - 1]
-            if rigid.any():
-                ascending = sizes[::-1]
-                holding = len(groups) - np.searchsorted(ascending, problem.per_host_J[rigid], side="left")
-                room[rigid, h] = problem.per_host_J[rigid] * np.minimum(holding, problem.max_hosts_J[rigid])
-            room[:, h][(problem.min_hosts_J > (sizes > 0).sum())] = 0
+        last = np.clip(problem.max_hosts_J, 1, len(groups)) - 1
+        if problem.limit_JG is None:
+            sizes = -np.sort(-problem.group_gpus_G[groups])
+            room[:, h] = sizes.cumsum()[last]
+            holding = len(groups) - np.searchsorted(sizes[::-1], each[rigid], side="left")
+            hosts = int((sizes > 0).sum())
         else:
-            mine = -np.sort(-usable[:, groups], axis=1)
-            room[:, h] = np.take_along_axis(np.cumsum(mine, axis=1), hosts[:, None] - 1, axis=1)[:, 0]
-            if rigid.any():
-                holding = (mine[rigid] >= problem.per_host_J[rigid, None]).sum(axis=1)
-                room[rigid, h] = problem.per_host_J[rigid] * np.minimum(holding, problem.max_hosts_J[rigid])
-            room[:, h][problem.min_hosts_J > (mine > 0).sum(axis=1)] = 0
+            usable = np.minimum(problem.limit_JG[:, groups], problem.group_gpus_G[groups])
+            usable = -np.sort(-usable, axis=1)
+            room[:, h] = np.take_along_axis(usable.cumsum(axis=1), last[:, None], axis=1)[:, 0]
+            holding = (usable[rigid] >= each[rigid, None]).sum(axis=1)
+            hosts = (usable > 0).sum(axis=1)
+        room[rigid, h] = each[rigid] * np.minimum(holding, problem.max_hosts_J[rigid])
+        room[:, h] *= problem.min_hosts_J <= hosts
     return room
 
 
@@ -74,8 +81,8 @@ def counts_JW(problem: Problem) -> BoolArray:
     counts = np.arange(1, problem.allowed_JW.shape[1] + 1)
     low = np.maximum(problem.min_J, problem.min_hosts_J)
     allowed = problem.allowed_JW & (counts >= low[:, None]) & (counts <= problem.max_J[:, None])
-    rigid = problem.per_host_J > 0
-    if rigid.any():
+    rigid = np.flatnonzero(problem.per_host_J > 0)
+    if len(rigid):
         each = problem.per_host_J[rigid, None]
         hosts = counts // each
         fits = (counts % each == 0) & (hosts >= problem.min_hosts_J[rigid, None])
@@ -83,34 +90,40 @@ def counts_JW(problem: Problem) -> BoolArray:
     return allowed
 
 
-def frozen_gpus_H(problem: Problem) -> IntArray:
-    """GPUs of each type that frozen jobs hold."""
-    held = np.zeros(len(problem.host_types), dtype=np.int64)
-    for j in np.flatnonzero(problem.frozen_J):
-        for group, workers in problem.current[j]:
-            held[problem.group_type_G[group]] += workers
-    return held
-
-
 def type_gpus_H(problem: Problem) -> IntArray:
     """All GPUs of each type."""
-    types = len(problem.host_types)
-    return np.bincount(problem.group_type_G, weights=problem.group_gpus_G, minlength=types).astype(np.int64)
+    gpus = np.bincount(problem.group_type_G, weights=problem.group_gpus_G, minlength=len(problem.host_types))
+    return gpus.astype(np.int64)
 
 
-def build_options(problem: Problem) -> Options:
-    """The possible configurations of `problem`."""
-    gpus = np.maximum(type_gpus_H(problem) - frozen_gpus_H(problem), 0)
-    active = ~problem.frozen_J
-    counts = np.arange(1, problem.allowed_JW.shape[1] + 1)
-    allowed = counts_JW(problem)
-    room = np.minimum(room_JH(problem), gpus[None, :])
-    possible = allowed[:, None, :] & (counts <= room[:, :, None]) & active[:, None, None]
-    dense = problem.throughput_JHWS[..., DENSE]
-    speed = np.where(possible & np.isfinite(dense) & (dense > 0), dense, 0.0)
+def build_options(problem: Problem, patience_s: float = 600.0) -> Options:
+    """The possible configurations of `problem`. A job that must span types is served within `patience_s`."""
+    fixed = problem.frozen_J.copy()
+    kind, held = problem.current_type_J(), problem.current_workers_J()
+    fixed_type, fixed_workers = np.where(fixed, kind, -1), np.where(fixed, held, 0)
+    gpus = type_gpus_H(problem)
+    for j in np.flatnonzero(fixed):
+        for group, workers in problem.current[j]:
+            gpus[problem.group_type_G[group]] -= workers
+    gpus = np.maximum(gpus, 0)
+    allowed, room = counts_JW(problem), np.minimum(room_JH(problem), gpus)
     smallest = np.where(allowed.any(axis=1), allowed.argmax(axis=1) + 1, 0)
-    span = active & (smallest > 0) & (room.max(axis=1, initial=0) < smallest) & (room.sum(axis=1) >= smallest)
-    return Options(speed, gpus, active, problem.current_type_J(), problem.current_workers_J(), span)
+    spans = np.flatnonzero((room.max(axis=1, initial=0) < smallest) & (room.sum(axis=1) >= smallest) & ~fixed)
+    if len(spans):
+        asks = [Span(int(j), int(smallest[j]), room[j]) for j in spans]
+        for j, h, workers in settle_spanning(problem, asks, gpus, int(held.sum()), patience_s):
+            fixed[j], fixed_type[j], fixed_workers[j] = True, h, workers
+        room = np.minimum(room, gpus)
+    counts = np.arange(1, allowed.shape[1] + 1)
+    dense = problem.throughput_JHWS[..., DENSE]
+    possible = allowed[:, None, :] & (counts <= room[:, :, None])
+    if fixed.any():
+        possible[fixed] = False
+    possible &= dense > 0  # False for NaN too
+    speed = np.where(possible, dense, 0.0)
+    if not np.isfinite(speed).all():
+        speed[~np.isfinite(speed)] = 0.0
+    return Options(speed, gpus, kind, held, fixed, fixed_type, fixed_workers)
 
 
 def permuted(problem: Problem, order: IntArray) -> Problem:

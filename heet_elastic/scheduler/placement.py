@@ -20,6 +20,7 @@ from heet_elastic.scheduler.consolidation import consolidate
 from heet_elastic.scheduler.free import Free
 from heet_elastic.scheduler.options import counts_JW
 from heet_elastic.scheduler.sizes import Priced, Sizes, reprice
+from heet_elastic.scheduler.spanning import span_types
 
 __all__ = ["Priced", "place", "reprice"]
 
@@ -219,7 +220,7 @@ class Placer:
         types = range(len(self.problem.host_types))
         if not smallest or any(self._room(j, h) >= smallest[0] for h in types):
             return None
-        return self._extend(j, {}, want, tuple(sorted(types, key=lambda h: (h != self.type_J[j], h))))
+        return self._extend(j, {}, want, tuple(span_types(self.problem, j, want)))
 
     def _room(self, j: int, h: int) -> int:
         most = sorted((self.limit(j, group) for group in self.free.groups[h]), reverse=True)

@@ -73,4 +73,4 @@ def _choose(problem: Problem, rng: np.random.Generator) -> Choice:
     counts = least_cost_counts(cost, np.where(possible.any(axis=1), NOTHING, 0.0), gpus)
     chosen = np.where(counts > 0, cost[np.arange(jobs), np.maximum(counts, 1) - 1], np.nan)
     order = np.argsort(-counts, kind="stable")
-    return assign_types(problem, options, counts, order, chosen, "Pollux")
+    return assign_types(options, counts, order, chosen, "Pollux")

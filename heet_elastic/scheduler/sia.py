@@ -114,8 +114,6 @@ def _choose(policy: Sia, problem: Problem) -> Choice:
     chosen = picked >= 0
     type_J, workers_J = np.full(jobs, -1), np.zeros(jobs, dtype=np.int64)
     type_J[chosen], workers_J[chosen] = kind[picked[chosen]], count[picked[chosen]] + 1
-    frozen = problem.frozen_J
-    type_J[frozen], workers_J[frozen] = options.current_type_J[frozen], options.current_J[frozen]
     price = np.full(jobs, np.nan)
     price[chosen] = weight[np.flatnonzero(chosen), picked[chosen]]
-    return Choice(type_J, workers_J, price, "Sia's integer programme")
+    return options.choice(type_J, workers_J, price, "Sia's integer programme")

@@ -41,7 +41,7 @@ def _choose(problem: Problem, variant: Variant) -> Choice:
     service = np.where(speed > 0, problem.remaining_J * wants / np.where(speed > 0, speed, 1.0), np.inf)
     order = np.argsort(service, kind="stable")
     counts = srsf_counts(curve, wants, order, int(options.gpus_H.sum()), variant)
-    return assign_types(problem, options, counts, order, service, f"SRSF ({variant})")
+    return assign_types(options, counts, order, service, f"SRSF ({variant})")
 
 
 def srsf_counts(curve_JW: FloatArray, wants_J: IntArray, order: IntArray, gpus: int, variant: Variant) -> IntArray:
