@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "up": ("heet_elastic.cli.up:up", True),
     "down": ("heet_elastic.cli.up:down", True),
     "submit": ("heet_elastic.cli.submit:submit", True),
+    "sweep": ("heet_elastic.cli.submit:sweep", True),
     "wait": ("heet_elastic.cli.wait:wait", True),
     "unfinished": ("heet_elastic.cli.unfinished:unfinished", True),
     "logs": ("heet_elastic.cli.logs:logs", True),

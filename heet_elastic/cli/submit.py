@@ -1,36 +1,33 @@
-"""`heet submit`: hand a job to the pool. It exists once or not at all; the same `--id` again is no second job."""
+"""`heet submit`, `heet sweep`: hand jobs to the pool. A job exists once or not at all, however often it is tried."""
 
 from __future__ import annotations
 
-import getpass
-import os
-import secrets
+import inspect
+import shlex
 import sys
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from heet_elastic.agents.node_records import JobCommand, check_variable
+from heet_elastic.agents.node_records import JobCommand
 from heet_elastic.cli.access import Access
-from heet_elastic.cli.follow import follow
 from heet_elastic.cli.limits import why_never
+from heet_elastic.cli.request import Request, describe
 from heet_elastic.cli.watching import opened
-from heet_elastic.errors import RecordError, RefusedError, StoreUnavailableError, UsageError
-from heet_elastic.model import JobSpec, Result, WorkUnit
+from heet_elastic.errors import HeetError, RecordError, RefusedError, StoreUnavailableError, UsageError
+from heet_elastic.model import Host, JobSpec, Result
 from heet_elastic.store.api import Committed, Compare, Delete, Operation, Put, Store, View, absent
 from heet_elastic.store.fence import ensure_store_id, same_store
 from heet_elastic.store.keys import Keys
 from heet_elastic.store.records import decode, encode
 from heet_elastic.store.snapshot import SnapshotDecoder
 
-MOST_HOSTS = 1024
 TRIES = 6
-_LONGEST_ID_BYTES = 200
 R = TypeVar("R")
 
 
@@ -43,111 +40,96 @@ class Submitted:
     result: Result | None = None
 
 
-def submit(
-    access: Access,
-    command: Annotated[
-        list[str], typer.Argument(help="The script and its arguments, after --.", metavar="-- SCRIPT ARGS")
-    ],
-    job_id: Annotated[
-        str | None, typer.Option("--id", help="Job id; default: the script's name and six letters.")
-    ] = None,
-    name: Annotated[
-        str, typer.Option(help="Jobs of one name are runs of the same training. Default: the script's name.")
-    ] = "",
-    hosts: Annotated[str, typer.Option(help="MIN:MAX hosts, or N whole hosts (rigid).")] = f"1:{MOST_HOSTS}",
-    least: Annotated[int | None, typer.Option("--min", min=1, help="Fewest workers (GPUs).")] = None,
-    most: Annotated[int | None, typer.Option("--max", min=1, help="Most workers (GPUs).")] = None,
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Most workers on one host. Default: what a host has.")
-    ] = None,
-    workers: Annotated[str, typer.Option(help="The only world sizes allowed, e.g. 1/2/4/8.")] = "",
-    multiple_of: Annotated[int, typer.Option(min=1, help="World sizes are multiples of this.")] = 1,
-    priority: Annotated[float, typer.Option(min=0.001, help="2 = twice as urgent.")] = 1.0,
-    total_steps: Annotated[float | None, typer.Option(min=0, help="Work of the whole job, in optimizer steps.")] = None,
-    total_samples: Annotated[float | None, typer.Option(min=0, help="The same, in samples.")] = None,
-    total_epochs: Annotated[float | None, typer.Option(min=0, help="The same, in epochs.")] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, help="Failures of the script that are forgiven.")] = 0,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", help="K=V for the workers; K alone: its value here.")
-    ] = None,
-    secret: Annotated[
-        list[str] | None, typer.Option(help="K=FILE: workers find a private copy of FILE at the path in K_FILE.")
-    ] = None,
-    cwd: Annotated[Path | None, typer.Option(help="Working folder on the hosts. Default: this one.")] = None,
-    python: Annotated[str, typer.Option(help="Interpreter on the hosts. Default: the heet-agent's.")] = "",
-    torchrun_arg: Annotated[
-        list[str] | None, typer.Option(help="Further argument of torchrun, e.g. --torchrun-arg=-m.")
-    ] = None,
-    conf: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of --rdzv-conf, e.g. stop_grace_s=60.")] = None,
-    follow_it: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show its state, then rank 0's log; end with its exit code.")
-    ] = False,
-    again: Annotated[bool, typer.Option(help="Run it anew if the job of this --id has ended.")] = False,
-    unchecked: Annotated[
-        bool, typer.Option(help="Do not ask whether script and hosts are there (they may come later).")
-    ] = False,
-) -> None:
+def submit(access: Access, **flags: Any) -> None:
     """Submit a job to the hosts that run a heet-agent. Prints the job id."""
-    script, *arguments = command
-    folder = str((cwd or Path.cwd()).absolute())
-    least_hosts, most_hosts = _hosts(hosts)
-    total, unit = _work(total_steps, total_samples, total_epochs)
-    job = check_job(job_id) if job_id is not None else _fresh_id(script)
+    request: Request = describe(**flags)
+    with opened(access) as store:
+        if not request.unchecked:
+            check_script(request.command)
+            check_limits(request.spec, pool_of(store, access.keys))
+        _tell(put_job(store, access.keys, request.spec, request.command, request.again))
+        if request.follow:
+            from heet_elastic.cli.follow import follow  # it needs far more than submitting does
+
+            raise typer.Exit(follow(store, access.keys, request.spec.job))
+
+
+# The flags of `submit` are the parameters of `describe`.
+submit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("access", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Access),
+        *(
+            p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in inspect.signature(describe, eval_str=True).parameters.values()
+        ),
+    ]
+)
+
+
+def sweep(
+    access: Access,
+    file: Annotated[Path, typer.Argument(help="One job a line, as behind `heet submit`; - = standard input.")],
+) -> None:
+    """Submit many jobs at once: each line of FILE holds the flags and the script of one. Prints the job ids.
+
+    Jobs with an --id are submitted once, so the same file can be given again after an interruption.
+    """
+    requests = list(read_sweep(file))
+    with opened(access) as store:
+        hosts = pool_of(store, access.keys)
+        for number, request in requests:
+            if not request.unchecked:
+                with _at_line(file, number):
+                    check_script(request.command)
+                    check_limits(request.spec, hosts)
+        for number, request in requests:
+            with _at_line(file, number):
+                _tell(put_job(store, access.keys, request.spec, request.command, request.again))
+
+
+def read_sweep(file: Path) -> Iterator[tuple[int, Request]]:
+    """(line number, what it asks for). Empty lines and those that begin with # are passed over. UsageError."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(describe)
+    parser = typer.main.get_command(app)
     try:
-        spec = JobSpec(
-            job=job,
-            name=name or Path(script).name,
-            incarnation=uuid.uuid4().hex[:12],
-            min_hosts=least_hosts,
-            max_hosts=most_hosts,
-            min_workers=least or least_hosts,
-            max_workers=most,
-            allowed_workers=_sizes(workers),
-            multiple_of=multiple_of,
-            priority=priority,
-            total_work=total,
-            work_unit=unit,
-            script=Path(script).name,
-            user=_user(),
-            submitted=True,
-            most_per_host=nproc,
-        )
-        asked = JobCommand(
-            job=job,
-            incarnation=spec.incarnation,
-            script=script,
-            arguments=tuple(arguments),
-            cwd=folder,
-            python=python,
-            max_restarts=max_restarts,
-            torchrun=tuple(torchrun_arg or ()),
-            conf=tuple(_pair("--conf", c) for c in conf or ()),
-            environment=_environment(env or (), os.environ),
-            secrets=_secrets(secret or ()),
-        )
+        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"{file} cannot be read: {e}") from e
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            with _at_line(file, number):
+                yield number, _parse(parser, line)
+
+
+def _parse(parser: Any, line: str) -> Request:
+    try:
+        words = shlex.split(line)
+        if any(w in ("--help", "--follow", "-f") for w in words[: words.index("--") if "--" in words else None]):
+            raise UsageError("--help and --follow have no place in a sweep")
+        found = parser.main(words, prog_name="heet submit", standalone_mode=False)
     except ValueError as e:
         raise UsageError(str(e)) from None
-    with opened(access) as store:
-        if not unchecked:
-            check_script(asked)
-            check_limits(store, access.keys, spec)
-        done = put_job(store, access.keys, spec, asked, again)
-        _tell(done)
-        if follow_it:
-            raise typer.Exit(follow(store, access.keys, job))
+    except Exception as e:
+        explain = getattr(e, "format_message", None)  # click's own errors; typer may bring a click of its own
+        if explain is None:
+            raise
+        raise UsageError(explain()) from None
+    if not isinstance(found, Request):
+        raise UsageError("it is no job")
+    return found
+
+
+@contextmanager
+def _at_line(file: Path, number: int) -> Iterator[None]:
+    """Errors of one line name it."""
+    try:
+        yield
+    except HeetError as e:
+        raise type(e)(f"{file}, line {number}: {e}") from e
 
 
 # --------------------------------------------------------------------------- checks
-
-
-def check_job(job: str) -> str:
-    """`job` if torchrun can make a folder of that name; UsageError otherwise."""
-    if "/" in job or job in ("none", ".", "..") or len(job.encode()) > _LONGEST_ID_BYTES:
-        raise UsageError(
-            f"--id {job[:60]!r}: torchrun makes a folder of that name, so it holds no slash, has at most "
-            f"{_LONGEST_ID_BYTES} bytes, and is not 'none'"
-        )
-    return job
 
 
 def check_script(command: JobCommand) -> None:
@@ -162,16 +144,20 @@ def check_script(command: JobCommand) -> None:
         )
 
 
-def check_limits(store: Store, keys: Keys, spec: JobSpec) -> None:
-    """Refuse limits that no host type of the pool could ever meet; say where nobody is there yet. UsageError."""
-    hosts = SnapshotDecoder(keys).decode(store.read(keys.hosts)).snapshot.hosts
+def pool_of(store: Store, keys: Keys) -> Mapping[str, Host]:
+    """The hosts that are there; says where nobody is there to run or to plan a job."""
+    if not store.read(keys.nodes).entries:
+        print("heet: no heet-agent is here yet: jobs wait for one", file=sys.stderr)
+    if keys.leader not in store.read(keys.leader).entries:
+        print("heet: no coordinator leads at present: jobs wait for one", file=sys.stderr)
+    return SnapshotDecoder(keys).decode(store.read(keys.hosts)).snapshot.hosts
+
+
+def check_limits(spec: JobSpec, hosts: Mapping[str, Host]) -> None:
+    """Refuse limits that no host type of the pool could ever meet. UsageError."""
     why = why_never(spec, hosts)
     if why is not None:
         raise UsageError(f"job {spec.job} could never run here: {why} (--unchecked to submit it all the same)")
-    if not store.read(keys.nodes).entries:
-        print("heet: no heet-agent is here yet: the job waits for one", file=sys.stderr)
-    if keys.leader not in store.read(keys.leader).entries:
-        print("heet: no coordinator leads at present: the job waits for one", file=sys.stderr)
 
 
 # --------------------------------------------------------------------------- writing
@@ -259,76 +245,3 @@ def _tell(done: Submitted) -> None:
         print(f"heet: it has {done.result.outcome} already (--again: runs it anew)", file=sys.stderr)
     elif done.existing:
         print("heet: it was submitted before", file=sys.stderr)
-
-
-# --------------------------------------------------------------------------- reading flags
-
-
-def _fresh_id(script: str) -> str:
-    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(script).stem)[:40].strip("-") or "job"
-    return f"{stem}-{secrets.token_hex(3)}"
-
-
-def _hosts(text: str) -> tuple[int, int]:
-    least, colon, most = text.partition(":")
-    if not least.isdigit() or (colon and not most.isdigit()) or int(least) < 1 or (colon and int(most) < int(least)):
-        raise UsageError(f"--hosts is {text!r}: expected MIN:MAX, or N for exactly N whole hosts")
-    return int(least), int(most) if colon else int(least)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    parts = text.split("/") if text else []
-    if not all(p.isdigit() and int(p) > 0 for p in parts):
-        raise UsageError(f"--workers is {text!r}: expected world sizes separated by slashes, e.g. 1/2/4/8")
-    return tuple(sorted({int(p) for p in parts}))
-
-
-def _work(steps: float | None, samples: float | None, epochs: float | None) -> tuple[float | None, WorkUnit]:
-    given: list[tuple[float, WorkUnit]] = []
-    if steps is not None:
-        given.append((steps, "steps"))
-    if samples is not None:
-        given.append((samples, "samples"))
-    if epochs is not None:
-        given.append((epochs, "epochs"))
-    if len(given) > 1:
-        raise UsageError("the work of a job has one unit: give one of --total-steps, --total-samples, --total-epochs")
-    return given[0] if given else (None, "steps")
-
-
-def _pair(flag: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"{flag} {text!r}: expected KEY=VALUE")
-    return name, value
-
-
-def _environment(given: Sequence[str], here: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    pairs = []
-    for text in given:
-        name, equals, value = text.partition("=")
-        check_variable(name)
-        if not equals and name not in here:
-            raise UsageError(f"--env {name}: it is not set here; give --env {name}=VALUE")
-        pairs.append((name, value if equals else here[name]))
-    return tuple(pairs)
-
-
-def _secrets(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Values are read from files, so that they are in no command line."""
-    pairs = []
-    for text in given:
-        name, file = _pair("--secret", text)
-        check_variable(name)
-        try:
-            pairs.append((name, Path(file).read_text()))
-        except (OSError, UnicodeDecodeError) as e:
-            raise UsageError(f"--secret {name}: the file {file} cannot be read: {e}") from e
-    return tuple(pairs)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -11,7 +11,8 @@ import pytest
 from heet_elastic.agents.node_command import Here, launch
 from heet_elastic.agents.node_records import JobCommand, StartReport, check_variable
 from heet_elastic.cli.limits import why_never
-from heet_elastic.cli.submit import Submitted, check_job, check_script, put_job
+from heet_elastic.cli.request import check_job, describe
+from heet_elastic.cli.submit import Submitted, check_script, put_job, read_sweep
 from heet_elastic.errors import RefusedError, StoreUnavailableError, UsageError
 from heet_elastic.model import Gpu, Host, JobSpec, Result
 from heet_elastic.store.api import Put
@@ -191,3 +192,52 @@ def test_an_etcd_that_stays_away_leaves_it_unknown_and_says_how_to_settle_it():
 
     with pytest.raises(StoreUnavailableError, match="--id j does it once"):
         put_job(Away(), KEYS, SPEC, COMMAND)
+
+
+def test_a_sweep_is_one_job_a_line_with_the_flags_of_submit(tmp_path: Path):
+    file = tmp_path / "sweep"
+    file.write_text("# two jobs\n--id=a --max 2 --env K=v -- train.py --lr 0.1\n\n--id=b -- 'my script.py'\n")
+    (one, first), (two, second) = read_sweep(file)
+    assert (one, two) == (2, 4)
+    assert (first.spec.job, first.spec.max_workers, first.command.environment) == ("a", 2, (("K", "v"),))
+    assert (first.command.script, first.command.arguments) == ("train.py", ("--lr", "0.1"))
+    assert second.command.script == "my script.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--max x -- t.py", "line 1: .*--max"),
+        ("--nonsense -- t.py", "line 1: .*--nonsense"),
+        ("--max 2", "line 1: Missing argument"),
+        ("--follow -- t.py", "line 1: --help and --follow"),
+        ("'unclosed", "line 1: No closing quotation"),
+    ],
+)
+def test_a_line_that_is_no_job_is_named(tmp_path: Path, line: str, says: str):
+    file = tmp_path / "sweep"
+    file.write_text(line)
+    with pytest.raises(UsageError, match=says):
+        list(read_sweep(file))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"conf": ["ttl=2"]}, "ttl is not known; known are .*ttl_s"),
+        ({"conf": ["ttl_s=x"]}, "expected a number"),
+        ({"conf": ["min_workers=2"]}, "give --min instead"),
+        ({"conf": ["user=a,b"]}, "comma"),
+        ({"hosts": "3:2"}, "MIN:MAX"),
+        ({"hosts": "x"}, "MIN:MAX"),
+        ({"workers": "1,2"}, "slashes"),
+        ({"total_steps": 1.0, "total_epochs": 1.0}, "one unit"),
+        ({"env": ["SURELY_NOT_SET_HERE"]}, "not set here"),
+        ({"env": ["RANK=1"]}, "cannot choose"),
+        ({"secret": ["T=/no/file"]}, "cannot be read"),
+        ({"least": 4, "most": 2}, "min_workers <= max_workers"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_named_before_anything_is_written(flags: dict[str, object], says: str):
+    with pytest.raises(UsageError, match=says):
+        describe(["train.py"], **flags)  # type: ignore[arg-type]
