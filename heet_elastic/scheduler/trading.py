@@ -4,8 +4,9 @@ Recipient b (v workers, v+ = its next count) and donor a (w workers, w- = its co
     b shorter than a:  (T_b(v+) - T_b(v)) / T_b(v)  > (T_a(w) - T_a(w-)) / T_a(w)
     b longer than a:   (T_b(v+) - T_b(v)) / T_b(v+) > (T_a(w) - T_a(w-)) / T_a(w-)
 with gains and losses per GPU; a job without workers always wins. The largest margin first, and only when it pays for
-the rescales that it causes. On curves that are not concave the plain rule can swap for ever, so a job that has
-received does not give, and one that has given does not receive, in the same pass.
+the rescales that it causes; in one round every job trades at most once, then margins are computed anew. On curves that
+are not concave the plain rule can swap for ever, so a job that has received does not give, and one that has given does
+not receive, in the same pass.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from heet_elastic.scheduler.api import FloatArray, IntArray
 
 MOST = 64
-"""Jobs of a type that are looked at on each side, and trades of one pass and type."""
+"""Jobs of a type that are looked at on each side, and rounds of one pass and type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,14 @@ class _Pit:
         for _ in range(MOST):
             held = workers_J[rows]
             up, down = self._next(held), self._below(held)
-            deal = self._best(held, np.where(takes, up, 0), np.where(gives, down, 0))
-            if deal is None:
+            deals = self._deals(held, np.where(takes, up, 0), np.where(gives, down, 0))
+            if not deals:
                 return
-            b, a = deal
-            workers_J[rows[b]] += up[b]
-            workers_J[rows[a]] -= down[a]
-            type_J[rows[b]] = self.h
-            gives[b], takes[a] = False, False
+            for b, a in deals:
+                workers_J[rows[b]] += up[b]
+                workers_J[rows[a]] -= down[a]
+                type_J[rows[b]] = self.h
+                gives[b], takes[a] = False, False
 
     def _next(self, held: IntArray) -> IntArray:
         """GPUs to the next possible count that is faster; 0 = none."""
@@ -79,12 +80,12 @@ class _Pit:
         below = self.curve.shape[1] - 1 - possible[:, ::-1].argmax(axis=1)
         return np.where(possible.any(axis=1), held - below, 0)
 
-    def _best(self, held: IntArray, up: IntArray, down: IntArray) -> tuple[int, int] | None:
-        """(recipient, donor) of the trade with the largest margin, among the most promising of each side."""
+    def _deals(self, held: IntArray, up: IntArray, down: IntArray) -> list[tuple[int, int]]:
+        """(recipient, donor) of the trades with the largest margins, each job in at most one of them."""
         index, terms = np.arange(len(held)), self.terms
         takers, givers = np.flatnonzero(up > 0), np.flatnonzero(down > 0)
         if not len(takers) or not len(givers):
-            return None
+            return []
         now = self.curve[index, held]
         then, after = self.curve[index, held + up], self.curve[index, held - down]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -105,7 +106,12 @@ class _Pit:
         fits = (down[givers] >= up[takers, None]) & (takers[:, None] != givers)
         with np.errstate(invalid="ignore"):
             pays = fits & (margin > 0) & ((now[takers] == 0)[:, None] | (margin * lasting[:, None] > cost))
-        if not pays.any():
-            return None
-        b, a = divmod(int(np.where(pays, margin, -np.inf).argmax()), len(givers))
-        return int(takers[b]), int(givers[a])
+        rows, columns = np.nonzero(pays)
+        deals: list[tuple[int, int]] = []
+        busy: set[int] = set()
+        for i in np.argsort(-margin[rows, columns], kind="stable").tolist():
+            b, a = int(takers[rows[i]]), int(givers[columns[i]])
+            if b not in busy and a not in busy:
+                busy |= {a, b}
+                deals.append((b, a))
+        return deals
