@@ -274,12 +274,13 @@ class TestWatches:
         lab.store.txn([], [Put(lab.prefix + "k", b"")])
         assert heard.wait(20)
 
-    def test_a_callback_that_fails_leads_to_a_resync(self, lab: Lab) -> None:
+    @pytest.mark.parametrize("error", [ValueError("a bug of the callee"), StoreUnavailableError("a call in between")])
+    def test_a_callback_that_fails_leads_to_a_resync(self, lab: Lab, error: Exception) -> None:
         recorder, failed = Recorder(lab.store, lab.prefix), threading.Event()
 
         def on_events(*_: object) -> None:
             failed.set()
-            raise ValueError("a bug of the callee")
+            raise error
 
         start = lab.store.read(lab.prefix).revision
         watcher = lab.store.watch(lab.prefix, start, on_events, recorder.on_resync)

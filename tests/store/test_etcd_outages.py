@@ -18,6 +18,9 @@ from heet_elastic.errors import StoreRefusedError, StoreUnavailableError
 from heet_elastic.store.api import Committed, Put
 from heet_elastic.store.embedded import EmbeddedEtcd, find_etcd
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
+from heet_elastic.store.etcd.connection import Connector
+from heet_elastic.store.etcd.etcd3_loader import load
+from heet_elastic.store.etcd.watch import EtcdWatch
 from tests.store.labs import EtcdLab, Recorder, new_etcd, three_members, wait_until
 
 
@@ -230,6 +233,18 @@ def cluster(tmp_path: Path) -> Iterator[list[EmbeddedEtcd]]:
     """Three members of one etcd, all started."""
     with three_members(tmp_path) as members:
         yield members
+
+
+@pytest.mark.parametrize(
+    ("identity", "another"),
+    [((b"id", 120), False), ((b"id", 100), False), ((b"id", 99), True), ((b"other", 120), True), ((None, 120), True)],
+)
+def test_a_member_that_lags_behind_is_the_same_store(identity: tuple[bytes | None, int], another: bool) -> None:
+    """What the whole cluster has agreed on counts, not the revision of the member that one happens to talk to."""
+    connector = Connector(EtcdSettings(parse_endpoints("nowhere.invalid")))
+    watch = EtcdWatch(connector, lambda: identity, b"id", "/t/", 100, lambda *_: None, lambda _: 0, lambda _: None)
+    lagging = load().ResponseHeader(cluster_id=1, revision=98)
+    assert (watch._another_store(lagging) is not None) is another
 
 
 def test_a_member_that_is_cut_off_from_its_cluster_counts_as_silence(cluster: list[EmbeddedEtcd]) -> None:

@@ -26,6 +26,7 @@ from heet_elastic.store.etcd.settings import EtcdSettings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_CLOSED = "this connection to etcd was closed"
 _ROTATE_PAUSE_S = 1.0
 SETTLE_S = 1.0
 """Longest wait of a call for a broken channel to connect."""
@@ -123,10 +124,15 @@ class Connector:
 
     def _attempt(self, channel: Channel, service: str, method: str, request: Any, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
-        channel.settle(min(timeout_s, SETTLE_S))
-        self.authenticate(channel, max(deadline - time.monotonic(), 0.01))
-        stub = getattr(getattr(channel, service), method)
-        response = stub(request, timeout=max(deadline - time.monotonic(), 0.01), metadata=channel.metadata)
+        try:
+            channel.settle(min(timeout_s, SETTLE_S))
+            self.authenticate(channel, max(deadline - time.monotonic(), 0.01))
+            stub = getattr(getattr(channel, service), method)
+            response = stub(request, timeout=max(deadline - time.monotonic(), 0.01), metadata=channel.metadata)
+        except ValueError as e:  # gRPC's word for a channel that was closed meanwhile
+            if self._closed:
+                raise StoreUnavailableError(_CLOSED) from e
+            raise
         channel.served()
         self._proven = True
         return response
@@ -161,7 +167,7 @@ class Connector:
         """The channel to use now."""
         with self._lock:
             if self._closed:
-                raise StoreUnavailableError("this connection to etcd was closed")
+                raise StoreUnavailableError(_CLOSED)
             self._sweep()
             if self._channel is None:
                 self._channel = self._with_files(lambda: open_channel(self.settings, self._turn))

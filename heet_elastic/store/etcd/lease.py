@@ -173,7 +173,7 @@ class LeaseKeeper:
                 else:
                     self.drop(lease_or_none)
                     lease_or_none.lose("etcd does not know the lease any more")
-        except (HeetError, grpc.RpcError) as e:
+        except (HeetError, grpc.RpcError, ValueError) as e:  # ValueError: the channel was closed meanwhile
             log.debug("keep-alive failed: %s", e)
 
     def _keep_alive(self, due: list[EtcdLease], timeout_s: float) -> Any:

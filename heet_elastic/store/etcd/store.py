@@ -90,7 +90,7 @@ class EtcdStore:
         try:
             response = self._call("Txn", request, asked)
         except grpc.RpcError:  # a lease is gone
-            return Lost(self._revision())
+            return Lost(self._identity()[1])
         outcome = Committed if response.succeeded else Lost
         return outcome(response.header.revision)
 
@@ -115,7 +115,7 @@ class EtcdStore:
         self._watch_certificates()
         store_id = getattr(self._read_ids, "last", None)
         watch = EtcdWatch(
-            self._connector, self._store_id, store_id, prefix, after_revision, on_events, on_resync, self._forget
+            self._connector, self._identity, store_id, prefix, after_revision, on_events, on_resync, self._forget
         )
         with self._lock:
             self._watches.add(watch)
@@ -152,16 +152,12 @@ class EtcdStore:
     def _call(self, method: str, request: Any, asked: str, retry: bool = False) -> Any:
         return self._connector.call("kv", method, request, asked, retry)
 
-    def _revision(self) -> int:
-        api = load()
-        request = api.RangeRequest(key=(self._settings.store_id_key or "/heet").encode(), count_only=True)
-        return int(self._call("Range", request, "", retry=True).header.revision)
-
-    def _store_id(self) -> bytes | None:
-        if self._settings.store_id_key is None:
-            return None
-        request = load().RangeRequest(key=self._settings.store_id_key.encode())
-        return _first_value(self._call("Range", request, self._settings.store_id_key, retry=True))
+    def _identity(self) -> tuple[bytes | None, int]:
+        """The store id (None: none yet, or no key for it is set) and the present revision."""
+        key = self._settings.store_id_key
+        request = load().RangeRequest(key=(key or "/heet").encode())
+        response = self._call("Range", request, key or "", retry=True)
+        return None if key is None else _first_value(response), response.header.revision
 
     def _forget(self, watch: EtcdWatch) -> None:
         with self._lock:

@@ -47,7 +47,7 @@ class EtcdWatch:
     def __init__(
         self,
         connector: Connector,
-        read_store_id: Callable[[], bytes | None],
+        identity: Callable[[], tuple[bytes | None, int]],
         store_id: bytes | None,
         prefix: str,
         after_revision: int,
@@ -56,7 +56,7 @@ class EtcdWatch:
         on_close: Callable[[EtcdWatch], None],
     ) -> None:
         self._connector = connector
-        self._read_store_id = read_store_id
+        self._identity = identity  # store id and revision, by a linearizable read
         self._store_id = store_id
         self._cluster_id = 0
         self._prefix = prefix.encode("utf-8", "surrogateescape")
@@ -108,8 +108,8 @@ class EtcdWatch:
             except (HeetError, grpc.RpcError) as e:
                 self._complain(e)
             except Exception:
-                self._must_resync = "a callback of the watch failed"
-                log.exception("the watch of %s is read anew", self._prefix.decode(errors="replace"))
+                if not self._closed.is_set():  # a channel that is closed under a call raises ValueError
+                    log.exception("the watch of %s begins anew", self._prefix.decode(errors="replace"))
             if self._silent_since is None:
                 self._silent_since = time.monotonic()
                 pauses = backoff(0.05, 1.0)
@@ -206,9 +206,10 @@ class EtcdWatch:
         """Why what is behind the address is not the store that this watch has followed; None when it is."""
         if self._cluster_id and header.cluster_id != self._cluster_id:
             return "another cluster is behind the address"
-        if header.revision < self._revision:
-            return f"the store went back from revision {self._revision} to {header.revision}"
-        store_id = self._read_store_id()
+        # Not the header's revision: a member that lags behind the others has an older one for a moment.
+        store_id, revision = self._identity()
+        if revision < self._revision:
+            return f"the store went back from revision {self._revision} to {revision}"
         if self._store_id is not None and store_id != self._store_id:
             return "another store is behind the address"
         self._cluster_id, self._store_id = header.cluster_id, store_id
@@ -218,7 +219,7 @@ class EtcdWatch:
         """Have the callee read again. False when that has to be tried again."""
         self._must_resync = reason
         # Read before the callee does: a store that is exchanged in between is noticed at the next connection.
-        store_id = self._read_store_id()
+        store_id, _ = self._identity()
         self._revision = self._on_resync(reason)
         self._store_id, self._cluster_id, self._must_resync = store_id, 0, None
         return True
@@ -246,4 +247,8 @@ class EtcdWatch:
         if self._closed.is_set():
             return
         self._revision = batch[0].revision
-        self._on_events(batch, self._revision)
+        try:
+            self._on_events(batch, self._revision)
+        except Exception:
+            self._must_resync = "a callback of the watch failed"
+            raise
