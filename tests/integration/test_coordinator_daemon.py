@@ -88,7 +88,7 @@ def test_a_job_gets_its_round_with_status_and_account_and_the_epoch_came_before(
     with running(store) as coordinator:
         cluster.job("a")
         wait_until(lambda: cluster.round("a") == 1, SOON, "a round")
-        view = wait_until(lambda: v if (v := cluster.view("a")).status and v.account else None, SOON, "a status")
+        view: Any = wait_until(lambda: v if (v := cluster.view("a")).status and v.account else None, SOON, "a status")
         assert coordinator.leading
         snapshot = cluster.snapshot()
     epoch = store.read(KEYS.epoch).entries[KEYS.epoch]

@@ -1,8 +1,8 @@
 """Histories of a cluster for the properties of `decide`: events of jobs, agents, hosts and people, each checked.
 
 The lab is a store that applies decisions exactly, and hosts whose device locks are the local truth; agents answer in
-any order and at any time. A vanished agent's workers end with it (crashed) or go on unseen (cut off), until another member
-of their round stops its own: then they fail in the next collective.
+any order and at any time. A vanished agent's workers end with it (crashed) or go on unseen (cut off), until another
+member of their round stops its own: then they fail in the next collective.
 """
 
 from __future__ import annotations
