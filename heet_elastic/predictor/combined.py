@@ -45,7 +45,7 @@ LINE_WEIGHT = 0.1
 NEGLIGIBLE = 0.01
 """Explanations with less than this share of the best one's weight are left out."""
 
-PAST_ITERATIONS = 2
+PAST_ITERATIONS = 1
 """Linearisations around a past job: a job that resembles it is near."""
 
 CHUNK = 1024

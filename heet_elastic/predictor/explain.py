@@ -31,8 +31,9 @@ from heet_elastic.predictor.physics import (
 )
 from heet_elastic.predictor.rows import Grid, IntArray, Rows, grid_of
 
-SIMILAR = 0.5
-"""A job that resembles a past one deviates from it this much as widely as jobs do from the population."""
+SIMILAR = (0.25, 0.6)
+"""A job that resembles a past one deviates from it this much as widely as jobs do from the population: a sibling (the
+same model with another batch) or a relative."""
 
 NEAREST = 3
 POPULATION_WEIGHT = 0.5
@@ -82,7 +83,7 @@ def past_on(population: Population, history: History, grid: Grid) -> Past:
         ratio_CK=np.ascontiguousarray(found.ratio_JK[:, keep]),
         rest_CK=np.ascontiguousarray(rest_IK[:, keep]),
         of_J=none.astype(np.int64),
-        variance=SIMILAR**2,
+        variance_J=none,
         scale_var_J=none,
         ratio_var_J=none,
         coupling_J=none,
@@ -109,18 +110,20 @@ def as_past_jobs(
     jobs_P = np.concatenate([np.repeat(ready, near_JM.shape[1]), named_at])
     if not jobs_P.size:
         return None
+    of_P = np.concatenate([near_JM.ravel(), named_of])
     named = np.arange(jobs_P.size) >= near_JM.size
-    order = np.argsort(jobs_P, kind="stable")
     log_prior_P = np.where(named, math.log(NAMED_WEIGHT / MAX_NAMED), math.log(PAST_WEIGHT / len(history.profiles)))
     scale_var_P = np.where(named, NAMED_SCALE_STD, population.prior.scale_std) ** 2
+    order = np.repeat(np.argsort(jobs_P, kind="stable"), len(SIMILAR))
     centre = replace(
         past.centres,
-        of_J=np.concatenate([near_JM.ravel(), named_of])[order],
+        of_J=of_P[order],
+        variance_J=np.tile(np.square(SIMILAR), jobs_P.size),
         scale_var_J=scale_var_P[order],
         ratio_var_J=np.full(order.size, population.ratio_std**2),
         coupling_J=np.zeros(order.size),
     )
-    return Explanations(jobs_P[order], centre, log_prior_P[order])
+    return Explanations(jobs_P[order], centre, log_prior_P[order] - math.log(len(SIMILAR)))
 
 
 def nearest(rows: Rows, row_IK: FloatArray) -> IntArray:

@@ -75,7 +75,7 @@ class Centre:
     ratio_CK: FloatArray  # z
     rest_CK: FloatArray  # e
     of_J: IntArray
-    variance: float  # v
+    variance_J: FloatArray  # v
     scale_var_J: FloatArray  # of a
     ratio_var_J: FloatArray  # of q, before v
     coupling_J: FloatArray  # 1 = q moves with a
@@ -85,6 +85,7 @@ class Centre:
         return replace(
             self,
             of_J=self.of_J[jobs],
+            variance_J=self.variance_J[jobs],
             scale_var_J=self.scale_var_J[jobs],
             ratio_var_J=self.ratio_var_J[jobs],
             coupling_J=self.coupling_J[jobs],
@@ -168,7 +169,7 @@ def population_centre(population: Population, place: Field, jobs: int) -> Centre
         ratio_CK=(population.ratio_mean + place.speed_K + place.level_K)[None, :],
         rest_CK=np.zeros((1, place.speed_K.size)),
         of_J=np.zeros(jobs, dtype=np.int64),
-        variance=1.0,
+        variance_J=np.ones(jobs),
         scale_var_J=np.full(jobs, population.prior.scale_std**2),
         ratio_var_J=np.full(jobs, population.ratio_std**2),
         coupling_J=np.zeros(jobs),
@@ -218,7 +219,9 @@ def solve(place: Field, rows: Rows, centre: Centre, iterations: int = ITERATIONS
         weight_JN = batched.solve(cov_JNN, residual_JN)
         if iteration == iterations - 1:
             break
-        pull_JN = centre.variance * (_times(g.type_JNN, (1 - p_JN) * weight_JN) - _times(g.ratio_JNN, p_JN * weight_JN))
+        pull_JN = centre.variance_J[:, None] * (
+            _times(g.type_JNN, (1 - p_JN) * weight_JN) - _times(g.ratio_JNN, p_JN * weight_JN)
+        )
         pull_JN += (centre.coupling_J * centre.scale_var_J * (u_JN * weight_JN).sum(axis=1))[:, None]
         step_JN = np.clip(g.ratio_JN + pull_JN - z_JN, -LONGEST_STEP, LONGEST_STEP) * g.multi_JN
         if np.abs(step_JN).max(initial=0.0) < TOLERANCE:
@@ -236,7 +239,7 @@ def _covariance(g: _Gathered, rows: Rows, centre: Centre, p_JN: FloatArray, u_JN
     cov_JNN = q_JN[:, :, None] * q_JN[:, None, :] * g.type_JNN
     cov_JNN += p_JN[:, :, None] * p_JN[:, None, :] * g.ratio_JNN
     cov_JNN += g.rest_JNN
-    cov_JNN *= centre.variance
+    cov_JNN *= centre.variance_J[:, None, None]
     cov_JNN += (centre.scale_var_J[:, None] * u_JN)[:, :, None] * u_JN[:, None, :]
     cov_JNN *= rows.pair_JNN
     diagonal = np.arange(p_JN.shape[1])
@@ -266,15 +269,16 @@ class Latents:
 
 def latents(place: Field, rows: Rows, centre: Centre, solution: Solution) -> Latents:
     """Posterior means of the parts."""
-    v, p_JN, weight_JN = centre.variance, solution.slope_JN, solution.weight_JN
+    p_JN, weight_JN = solution.slope_JN, solution.weight_JN
+    v_J1 = centre.variance_J[:, None]
     used = np.unique(rows.at_JN)
     u_weight_J = ((1.0 - centre.coupling_J[:, None] * p_JN) * weight_JN).sum(axis=1)
-    shared_JK = v * _spread(rows, (1 - p_JN) * weight_JN, used) @ place.type_KK[used]
-    ratio_JK = shared_JK - v * _spread(rows, p_JN * weight_JN, used) @ place.deviation_KK[used]
-    ratio_JK = ratio_JK - (v * centre.ratio_var_J * (p_JN * weight_JN).sum(axis=1))[:, None]
+    shared_JK = v_J1 * _spread(rows, (1 - p_JN) * weight_JN, used) @ place.type_KK[used]
+    ratio_JK = shared_JK - v_J1 * _spread(rows, p_JN * weight_JN, used) @ place.deviation_KK[used]
+    ratio_JK = ratio_JK - (centre.variance_J * centre.ratio_var_J * (p_JN * weight_JN).sum(axis=1))[:, None]
     ratio_JK = ratio_JK + (centre.coupling_J * centre.scale_var_J * u_weight_J)[:, None] + centre.ratio_CK[centre.of_J]
     speed_JK = centre.speed_CK[centre.of_J] + shared_JK + (centre.scale_var_J * u_weight_J)[:, None]
-    rest_JK = centre.rest_CK[centre.of_J] + v * _spread(rows, weight_JN, used) @ place.rest_KK[used]
+    rest_JK = centre.rest_CK[centre.of_J] + v_J1 * _spread(rows, weight_JN, used) @ place.rest_KK[used]
     row_JK = speed_JK + place.log_workers_K - np.logaddexp(0.0, ratio_JK) * place.multi_K + rest_JK
     return Latents(speed_JK, ratio_JK, rest_JK, row_JK)
 
@@ -290,7 +294,7 @@ def _spread(rows: Rows, value_JN: FloatArray, used: IntArray) -> FloatArray:
 def variances(place: Field, rows: Rows, centre: Centre, solution: Solution, ratio_JK: FloatArray) -> FloatArray:
     """Posterior variance of ln T over the grid (J x K)."""
     half_JNK, u_JK, p_JK = _half(place, rows, centre, solution, ratio_JK)
-    prior_JK = centre.scale_var_J[:, None] * u_JK**2 + centre.variance * (
+    prior_JK = centre.scale_var_J[:, None] * u_JK**2 + centre.variance_J[:, None] * (
         (1 - p_JK) ** 2 * np.diag(place.type_KK)
         + p_JK**2 * (np.diag(place.deviation_KK) + centre.ratio_var_J[:, None])
         + np.diag(place.rest_KK)
@@ -303,7 +307,9 @@ def covariances(place: Field, rows: Rows, centre: Centre, solution: Solution, ra
     """Posterior covariance of ln T over the grid (J x K x K)."""
     half_JNK, u_JK, p_JK = _half(place, rows, centre, solution, ratio_JK)
     ratio_JKK = place.deviation_KK + centre.ratio_var_J[:, None, None]
-    prior_JKK = centre.scale_var_J[:, None, None] * u_JK[:, :, None] * u_JK[:, None, :] + centre.variance * (
+    prior_JKK = centre.scale_var_J[:, None, None] * u_JK[:, :, None] * u_JK[:, None, :] + centre.variance_J[
+        :, None, None
+    ] * (
         (1 - p_JK)[:, :, None] * (1 - p_JK)[:, None, :] * place.type_KK
         + p_JK[:, :, None] * p_JK[:, None, :] * ratio_JKK
         + place.rest_KK
@@ -320,7 +326,9 @@ def _half(
     p_JK = _logistic(ratio_JK) * place.multi_K
     u_JN, u_JK = 1.0 - centre.coupling_J[:, None] * p_JN, 1.0 - centre.coupling_J[:, None] * p_JK
     ratio_JNK = place.deviation_KK[at_JN] + centre.ratio_var_J[:, None, None]
-    cov_JNK = centre.scale_var_J[:, None, None] * u_JN[:, :, None] * u_JK[:, None, :] + centre.variance * (
+    cov_JNK = centre.scale_var_J[:, None, None] * u_JN[:, :, None] * u_JK[:, None, :] + centre.variance_J[
+        :, None, None
+    ] * (
         (1 - p_JN)[:, :, None] * (1 - p_JK)[:, None, :] * place.type_KK[at_JN]
         + p_JN[:, :, None] * p_JK[:, None, :] * ratio_JNK
         + place.rest_KK[at_JN]
