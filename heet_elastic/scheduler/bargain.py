@@ -1,7 +1,8 @@
 """Improve an allocation of configurations step by step: shed what does not fit, fill what is free, trade the rest.
 
 A move changes one job's configuration; the GPUs that it needs come from the free ones and, if they do not suffice, from
-one other job (the donor) that shrinks. `trade` ends where no such move gains; `fill` where none gains without a donor.
+one other job (the donor) that shrinks. `trade` ends where no such move gains; `fill` where none gains without a donor;
+`seat` lets jobs in that need more GPUs at once than any one donor has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from heet_elastic.scheduler.api import FloatArray, IntArray
 
 LEAST_GAIN = 1e-9
 """Gains below this share of the largest value count as none."""
+SEATS = 8
+"""Jobs that one decision tries to seat at the cost of several donors."""
 
 
 class Bargain:
@@ -44,20 +47,55 @@ class Bargain:
 
     def shed(self) -> None:
         """Shrink jobs on types that are short, the least loss per GPU freed first, until everything fits."""
-        for h in np.flatnonzero(self.free() < 0):
-            rows = np.flatnonzero(self.type_J == h)
-            over = int(self.workers_J[rows].sum() - self.gpus[h])
-            value = np.c_[np.zeros(len(rows)), self.value_JHW[rows, h]]
-            value[:, 1:][value[:, 1:] <= 0] = -np.inf
-            while over > 0:
-                held = self.workers_J[rows]
-                frees = held[:, None] - np.arange(value.shape[1])
-                loss = value[np.arange(len(rows)), held][:, None] - value
-                rate = np.where(frees > 0, loss / np.clip(frees, 1, over), np.inf)
-                i, w = divmod(int(rate.argmin()), value.shape[1])
-                over -= int(frees[i, w])
-                self.workers_J[rows[i]] = w
-            self.type_J[rows[self.workers_J[rows] == 0]] = -1
+        for h in np.flatnonzero(self.free() < 0).tolist():
+            rows, workers, _ = self._shrunk(h, -int(self.free()[h]))
+            self.workers_J[rows] = workers
+            self.type_J[rows[workers == 0]] = -1
+
+    def _shrunk(self, h: int, over: int) -> tuple[IntArray, IntArray, float]:
+        """(jobs on type h, their workers after freeing at least `over` GPUs, value lost), greedily by loss per GPU."""
+        rows = np.flatnonzero(self.type_J == h)
+        value = np.c_[np.zeros(len(rows)), self.value_JHW[rows, h]]
+        value[:, 1:][value[:, 1:] <= 0] = -np.inf
+        workers, index, lost = self.workers_J[rows].copy(), np.arange(len(rows)), 0.0
+        while over > 0:
+            frees = workers[:, None] - np.arange(value.shape[1])
+            loss = value[index, workers][:, None] - value
+            rate = np.where(frees > 0, loss / np.clip(frees, 1, over), np.inf)
+            i, w = divmod(int(rate.argmin()), value.shape[1])
+            over -= int(frees[i, w])
+            lost += float(loss[i, w])
+            workers[i] = w
+        return rows, workers, lost
+
+    def seat(self) -> None:
+        """Let in jobs without GPUs whose smallest count no single donor can free, when they are worth all donors."""
+        possible = self.value_JHW > 0
+        least = np.where(possible.any(axis=2), possible.argmax(axis=2) + 1, np.iinfo(np.int64).max)
+        rows = np.flatnonzero((self.type_J < 0) & (least.min(axis=1) > 1) & possible.any(axis=(1, 2)))
+        if not len(rows):
+            return
+        counts = np.minimum(least[rows], len(self.counts))
+        worth = np.take_along_axis(self.value_JHW[rows], counts[:, :, None] - 1, axis=2)[:, :, 0]
+        density = np.where(least[rows] <= len(self.counts), worth / counts, -np.inf)
+        order = np.argsort(-density.max(axis=1), kind="stable")[:SEATS]
+        for i in order.tolist():
+            for h in np.argsort(-density[i], kind="stable").tolist():
+                if density[i, h] > 0 and self._seat(int(rows[i]), h, int(counts[i, h]), float(worth[i, h])):
+                    break
+
+    def _seat(self, j: int, h: int, workers: int, worth: float) -> bool:
+        over = workers - int(self.free()[h])
+        if int(self.workers_J[self.type_J == h].sum()) < over:
+            return False
+        if over > 0:
+            rows, left, lost = self._shrunk(h, over)
+            if lost >= worth - self.least:
+                return False
+            self.workers_J[rows] = left
+            self.type_J[rows[left == 0]] = -1
+        self.type_J[j], self.workers_J[j] = h, workers
+        return True
 
     def fill(self) -> None:
         """Give free GPUs to the moves of single jobs that gain most per GPU, until no move that gains fits."""
@@ -87,8 +125,9 @@ class Bargain:
             rows = rows[some]
 
     def trade(self, most: int = 200) -> None:
-        """Make the best move, with or without a donor, until none gains (at most `most`), then fill what is free."""
+        """Fill, seat, then make the best move, with or without a donor, until none gains (at most `most` moves)."""
         self.fill()
+        self.seat()
         jobs, types, counts = self.value_JHW.shape
         flat = np.where(self.value_JHW > 0, self.value_JHW, -np.inf).reshape(jobs, types * counts)
         # below[j,h,w]: the most that j can get from at most w workers on h

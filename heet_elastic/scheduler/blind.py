@@ -11,7 +11,8 @@ from heet_elastic.scheduler.options import Options
 def mean_curve_JW(options: Options) -> FloatArray:
     """Throughput of each job by worker count, averaged over the host types where it is possible (0 = on none)."""
     possible = options.speed_JHW > 0
-    return options.speed_JHW.sum(axis=1) / np.maximum(possible.sum(axis=1), 1)
+    mean: FloatArray = options.speed_JHW.sum(axis=1) / np.maximum(possible.sum(axis=1), 1)
+    return mean
 
 
 def assign_types(options: Options, workers_J: IntArray, order: IntArray, price_J: FloatArray, note: str) -> Choice:

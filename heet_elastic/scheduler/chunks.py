@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from heet_elastic.scheduler.api import FloatArray, IntArray, Problem
-from heet_elastic.scheduler.options import Options
+from heet_elastic.scheduler.options import Options, some
 
 
 def chunk_sizes_H(problem: Problem, options: Options, chunk: int | None) -> IntArray:
@@ -44,7 +44,7 @@ def seat_big_jobs(
     reserved, so a big job is seated iff it is its turn and one type still has that many free.
     """
     possible = np.isfinite(price_JH)
-    big = possible.any(axis=1) & ~(possible & (entry_JH <= chunk_H)).any(axis=1)
+    big = some(possible, 1) & ~some(possible & (entry_JH <= chunk_H), 1)
     if not big.any():
         return
     best = price_JH.min(axis=1, initial=np.inf)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heet_elastic.scheduler.api import BoolArray, Choice, IntArray, Problem
-from heet_elastic.scheduler.options import Options, build_options, in_canonical_order
+from heet_elastic.scheduler.api import Choice, IntArray, Problem
+from heet_elastic.scheduler.options import Options, build_options, in_canonical_order, some
 
 
 def asked_for(problem: Problem, options: Options) -> IntArray:
     """What a launcher without elasticity would ask for: the largest possible count <= requested, else the least."""
-    possible: BoolArray = (options.speed_JHW > 0).any(axis=1)
+    possible = some(options.speed_JHW > 0, 1)
     counts = np.arange(1, possible.shape[1] + 1)
     below = possible & (counts <= problem.requested_J[:, None])
     largest = np.where(below.any(axis=1), possible.shape[1] - below[:, ::-1].argmax(axis=1), 0)

@@ -49,7 +49,7 @@ def keep_what_does_not_pay(
     """
     kind, held = options.current_type_J, options.current_J
     running = now_J > 0
-    changed = (workers_J > 0) & ((type_J != kind) | (workers_J != held))
+    changed: BoolArray = (workers_J > 0) & ((type_J != kind) | (workers_J != held))
     rows = np.flatnonzero(changed & running)
     if len(rows):
         new = options.speed_JHW[rows, type_J[rows], workers_J[rows] - 1]

@@ -10,7 +10,7 @@ leftover GPUs also go to jobs with X = 0. A job that started within the round is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import linprog
@@ -107,10 +107,11 @@ def _solve(
     width = upper.shape[1]
     objective = np.zeros(width)
     objective[jobs * types :] = cost
-    solution = linprog(objective, A_ub=upper, b_ub=bound, method="highs", options={"time_limit": limit_s})
+    matrix: Any = upper
+    solution = linprog(objective, A_ub=matrix, b_ub=bound, method="highs", options={"time_limit": limit_s})
     if solution.x is None:
         raise RuntimeError(f"HiGHS found no allocation of {jobs} jobs within {limit_s:g} s: {solution.message}")
-    return np.clip(solution.x[: jobs * types].reshape(jobs, types), 0.0, 1.0), float(solution.fun)
+    return np.clip(solution.x[: jobs * types].reshape(jobs, types), 0.0, 1.0), float(solution.fun or 0.0)
 
 
 def _choose(policy: Gavel, problem: Problem) -> Choice:
@@ -151,8 +152,8 @@ def _round(
     row, column = np.nonzero((speed > 0) & (type_J < 0)[:, None])
     keys = (-relative[row, column], ~here[row, column], -priority[row, column])
     for i in np.lexsort(keys):
-        j, h = int(row[i]), int(column[i])
-        if type_J[j] < 0 and wants[j] <= free[h]:
-            type_J[j], workers_J[j] = h, wants[j]
-            free[h] -= wants[j]
+        m, h = int(row[i]), int(column[i])
+        if type_J[m] < 0 and wants[m] <= free[h]:
+            type_J[m], workers_J[m] = h, wants[m]
+            free[h] -= wants[m]
     return options.choice(type_J, workers_J, -priority.max(axis=1, initial=0.0), f"Gavel ({policy.goal})")

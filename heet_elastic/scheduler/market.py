@@ -17,9 +17,12 @@ import numpy as np
 
 from heet_elastic.scheduler.api import Choice, FloatArray, IntArray, Problem
 from heet_elastic.scheduler.bargain import Bargain
-from heet_elastic.scheduler.clearing import SMALL, Cleared, clear
+from heet_elastic.scheduler.clearing import SMALL, clear
 from heet_elastic.scheduler.options import Options, build_options, in_canonical_order
 from heet_elastic.scheduler.sizes import Sizes
+
+NEAR = 0.01
+"""With many jobs, what improves on what runs is preferred to a fresh clearing unless that is worth so much more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +93,41 @@ def _running(policy: Market, problem: Problem, options: Options, rows: IntArray)
 
 def _choose(policy: Market, problem: Problem) -> Choice:
     options = build_options(problem)
-    value = values_JHW(policy, problem, options, weights_J(policy, problem, options))
+    weight = weights_J(policy, problem, options)
+    value = values_JHW(policy, problem, options, weight)
     held = np.where(options.running_J, options.current_J, 0)
     kind = np.where(held > 0, options.current_type_J, -1)
-    if len(problem.jobs) <= SMALL and held.any():
-        bargain = Bargain(value, options.gpus_H, kind, held)
+    type_J, workers_J, note = clear_from(value, options.gpus_H, kind, held)
+    with np.errstate(divide="ignore"):
+        rank = np.where(weight > 0, 1.0 / (weight * options.speed_JHW.max(axis=(1, 2), initial=0.0)), np.nan)
+    return options.choice(type_J, workers_J, rank, note)
+
+
+def clear_from(
+    value: FloatArray, gpus_H: IntArray, type_J: IntArray, workers_J: IntArray
+) -> tuple[IntArray, IntArray, str]:
+    """An allocation improved from what runs; from prices where nothing runs, or most of too many jobs would be idle.
+
+    Improving what runs changes only what gains, so equal gains leave everything as it is.
+    """
+    if len(value) <= SMALL and workers_J.any():
+        bargain = Bargain(value, gpus_H, type_J, workers_J)
         bargain.shed()
         bargain.trade()
-        type_J, workers_J, note = bargain.type_J, bargain.workers_J, "market from what runs"
-    else:
-        cleared: Cleared = clear(value, options.gpus_H)
-        type_J, workers_J = cleared.type_J, cleared.workers_J
-        note = f"market within {cleared.gap:.2%} of the best"
-    return options.choice(type_J, workers_J, np.full(len(type_J), np.nan), note)
+        return bargain.type_J, bargain.workers_J, "market from what runs"
+    cleared = clear(value, gpus_H)
+    if not workers_J.any():
+        return cleared.type_J, cleared.workers_J, f"market within {cleared.gap:.2%} of the best"
+    # Only jobs that run, or would buy something at somewhat lower prices, can matter.
+    counts = np.arange(1, value.shape[2] + 1)
+    surplus = (value - 0.7 * cleared.price_H[:, None] * counts).max(axis=(1, 2))
+    rows = np.flatnonzero((workers_J > 0) | (cleared.workers_J > 0) | (surplus > 0))
+    if len(rows) <= 4 * SMALL:
+        bargain = Bargain(value[rows], gpus_H, type_J[rows], workers_J[rows])
+        bargain.shed()
+        bargain.trade()
+        whole = Bargain(value, gpus_H, np.full(len(value), -1), np.zeros(len(value), dtype=np.int64))
+        whole.type_J[rows], whole.workers_J[rows] = bargain.type_J, bargain.workers_J
+        if whole.value() >= (1.0 - NEAR) * cleared.value:
+            return whole.type_J, whole.workers_J, "market from what runs"
+    return cleared.type_J, cleared.workers_J, f"market within {cleared.gap:.2%} of the best"

@@ -111,8 +111,8 @@ def build_options(problem: Problem, patience_s: float = 600.0) -> Options:
     spans = np.flatnonzero((room.max(axis=1, initial=0) < smallest) & (room.sum(axis=1) >= smallest) & ~fixed)
     if len(spans):
         asks = [Span(int(j), int(smallest[j]), room[j]) for j in spans]
-        for j, h, workers in settle_spanning(problem, asks, gpus, int(held.sum()), patience_s):
-            fixed[j], fixed_type[j], fixed_workers[j] = True, h, workers
+        for row, h, workers in settle_spanning(problem, asks, gpus, int(held.sum()), patience_s):
+            fixed[row], fixed_type[row], fixed_workers[row] = True, h, workers
         room = np.minimum(room, gpus)
     counts = np.arange(1, allowed.shape[1] + 1)
     dense = problem.throughput_JHWS[..., DENSE]
@@ -150,6 +150,11 @@ def in_canonical_order(
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return Choice(choice.type_J[back], choice.workers_J[back], choice.price_J[back], choice.note)
+
+
+def some(mask: BoolArray, axis: int | tuple[int, ...]) -> BoolArray:
+    """`mask.any(axis)` as an array."""
+    return np.asarray(mask.any(axis=axis), dtype=np.bool_)
 
 
 def hosts_of(problem: Problem, placed: Placed) -> int:

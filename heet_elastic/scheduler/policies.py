@@ -10,6 +10,7 @@ from heet_elastic.scheduler.fifo import Fifo
 from heet_elastic.scheduler.gavel import Gavel
 from heet_elastic.scheduler.heet import Heet
 from heet_elastic.scheduler.market import Market
+from heet_elastic.scheduler.max_throughput import MaxThroughput
 from heet_elastic.scheduler.optimus import Optimus
 from heet_elastic.scheduler.pollux import Pollux
 from heet_elastic.scheduler.sia import Sia
@@ -30,6 +31,7 @@ POLICIES: dict[str, PolicyFactory] = {
     "pollux": Pollux,
     "optimus": Optimus,
     "fifo": Fifo,
+    "max-throughput": MaxThroughput,
 }
 
 DEFAULT_POLICY = "heet"

@@ -17,7 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from heet_elastic.scheduler.api import BoolArray, Choice, FloatArray, IntArray, Problem
-from heet_elastic.scheduler.options import build_options, in_canonical_order
+from heet_elastic.scheduler.options import build_options, in_canonical_order, some
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def solve_assignment(
     within = csr_array((need[at, types].astype(float), (types, at)), shape=(len(gpus_H), n))
     solution = milp(
         weight_JK[row, column] - unallocated,
-        integrality=np.ones(n),
+        integrality=np.ones(n, dtype=np.int64),
         bounds=Bounds(0, 1),
         constraints=[LinearConstraint(one_each, ub=1.0), LinearConstraint(within, ub=gpus_H.astype(float))],
         options={"time_limit": time_limit_s},
@@ -101,8 +101,8 @@ def _choose(policy: Sia, problem: Problem) -> Choice:
     jobs, types, most = options.speed_JHW.shape
     valid = sia_configurations_HW(problem, most)
     # A job that cannot use any of them (a minimum or allowed counts in between) gets its least possible count.
-    special = ((options.speed_JHW > 0) & valid).any(axis=(1, 2))
-    speed = np.where(valid | ~special[:, None, None], options.speed_JHW, 0.0)
+    usual = some((options.speed_JHW > 0) & valid, (1, 2))
+    speed = np.where(valid | ~usual[:, None, None], options.speed_JHW, 0.0)
     kind, count = np.nonzero((speed > 0).any(axis=0))
     goodput = speed[:, kind, count]
     own = (options.current_type_J[:, None] == kind) & (options.current_J[:, None] == count + 1)

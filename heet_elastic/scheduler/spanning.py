@@ -52,7 +52,8 @@ def settle_spanning(
 
 def _share(problem: Problem, ask: Span, gpus_H: IntArray) -> list[tuple[int, int]] | None:
     """(type, workers) of a placement; what a running job holds comes first. None = there is not enough."""
-    left, takes = ask.workers, {}
+    left = ask.workers
+    takes: dict[int, int] = {}
     for group, workers in problem.current[ask.job]:
         h = int(problem.group_type_G[group])
         takes[h] = takes.get(h, 0) + workers
