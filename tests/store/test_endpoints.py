@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heet_elastic.errors import UsageError
@@ -65,6 +65,7 @@ def test_bad_endpoints_are_named(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_endpoints_or_a_usage_error(text: str) -> None:
     try:

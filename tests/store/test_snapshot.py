@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heet_elastic.model import (
@@ -213,6 +213,7 @@ steps = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_step_by_step_equals_at_once(history: list[Put | Delete | str]) -> None:
     """Whatever happens, and however seldom one looks: same records, same order, same problems."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heet_elastic.store.keys import Keys, Name, decode_id, encode_id
@@ -36,6 +36,7 @@ AWKWARD = [
 ]
 
 
+@settings(deadline=None)
 @given(ids)
 def test_an_encoded_id_is_one_plain_segment_and_gives_the_id_back(text: str) -> None:
     segment = encode_id(text)
@@ -45,11 +46,13 @@ def test_an_encoded_id_is_one_plain_segment_and_gives_the_id_back(text: str) -> 
     assert decode_id(segment) == text
 
 
+@settings(deadline=None)
 @given(ids, ids)
 def test_two_ids_never_share_a_segment(one: str, other: str) -> None:
     assert (encode_id(one) == encode_id(other)) is (one == other)
 
 
+@settings(deadline=None)
 @given(ids, ids, rounds)
 def test_every_key_says_what_it_is_about(job: str, who: str, number: int) -> None:
     expected = {
@@ -108,12 +111,14 @@ def test_keys_that_heet_does_not_write_are_unknown(key: str) -> None:
     assert KEYS.parse(key) is None
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_no_key_of_anybody_makes_parsing_fail(text: str) -> None:
     KEYS.parse(KEYS.root + text)
     KEYS.parse(KEYS.jobs + text)
 
 
+@settings(deadline=None)
 @given(ids, ids)
 def test_at_most_one_key_is_about_a_thing(job: str, text: str) -> None:
     """Whatever key is known is the key that we would write."""

@@ -87,7 +87,7 @@ def test_a_record_comes_back_as_it_went_and_equal_records_give_equal_bytes(recor
     assert json.loads(value)["v"] == 1
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.builds(
         AgentRecord,
