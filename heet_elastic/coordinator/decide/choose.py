@@ -246,7 +246,7 @@ def _within(demand: Demand, placed: Placed, look: Look) -> bool:
     if not spec.allows(workers):
         return False
     hosts = {groups[g].host for g, _ in placed}
-    if len({o.host for o in state.offers}) == len(state.offers):
+    if state.one_a_host:
         return spec.min_hosts <= len(hosts) <= spec.max_hosts
     spots = tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed)
     agents = agents_for(state, spots, look.inventory, look.avoid.get(state.job, {}))

@@ -115,7 +115,7 @@ def unproven(ghosts: Sequence[Ghost], state: JobState) -> tuple[Member, ...]:
 
 def provable_by_locks(state: JobState, loud: Sequence[Member]) -> bool:
     """Whether an agent of the job offers itself on every loud host: there the devices' locks can prove it."""
-    return {m.host for m in loud} <= {o.host for o in state.offers}
+    return not loud or {m.host for m in loud} <= {o.host for o in state.offers}
 
 
 def hindrance(ghosts: Sequence[Ghost], state: JobState, members: Sequence[Member]) -> tuple[str, bool]:

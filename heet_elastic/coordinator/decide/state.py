@@ -67,6 +67,7 @@ class JobState:
     gone: tuple[Member, ...]
     dirty: tuple[Member, ...]
     unsure: tuple[AgentRecord, ...]
+    one_a_host: bool  # no two offers are on one host
     agents: int  # live records, whatever their state
     shape: tuple[object, ...]
     complete: bool  # every member runs the newest round
@@ -170,6 +171,7 @@ def state_of(view: JobView, before: JobState | None = None) -> JobState:
         gone=tuple(m for m in members if m.agent not in records and m.agent not in done),
         dirty=dirty,
         unsure=unsure,
+        one_a_host=len({o.host for o in offers}) == len(offers),
         agents=len(records),
         shape=shape,
         complete=_complete(allocation, records),
