@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "probe": ("heet_elastic.cli.probe:probe", False),
     "doctor": ("heet_elastic.cli.doctor:doctor", False),
     "evaluate": ("heet_elastic.cli.evaluate:evaluate", False),
-    "simulate": ("heet_elastic.cli.simulate:simulate", False),
+    "simulate": ("heet_elastic.cli.simulate:simulate", True),
 }
 """Commands in the order of `heet --help`: where they are, and whether they get the options about etcd from here."""
 

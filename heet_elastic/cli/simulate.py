@@ -3,51 +3,33 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
 
+from heet_elastic.cli.access import Access, open_store
+from heet_elastic.cli.simulation_view import show, watched
 from heet_elastic.errors import UsageError
+from heet_elastic.model import Snapshot
 from heet_elastic.predictor import DEFAULT as DEFAULT_PREDICTOR
 from heet_elastic.scheduler.policies import DEFAULT_POLICY, POLICIES
-from heet_elastic.simulator.cluster import HostGroup, format_cluster, match_types, parse_cluster
-from heet_elastic.simulator.generate import generated_truth, synthetic_trace
-from heet_elastic.simulator.jobs import JobOptions, SimJob, dump_jobs, resolve_jobs
-from heet_elastic.simulator.metrics import Comparison, compare
+from heet_elastic.simulator.jobs import JobOptions, dump_jobs
+from heet_elastic.simulator.metrics import compare
 from heet_elastic.simulator.report import to_json, write_folder
+from heet_elastic.simulator.scenario import DEFAULT_CLUSTER, SYNTHETIC, Scenario, from_files, from_live
 from heet_elastic.simulator.settings import Costs, Failures, SimulationSettings
-from heet_elastic.simulator.sweep import Progress, check_policies, sweep
-from heet_elastic.simulator.tables import load_truth
-from heet_elastic.simulator.traces import Trace, read_trace
-from heet_elastic.simulator.truth import Truth
+from heet_elastic.simulator.sweep import check_policies, sweep
+from heet_elastic.store.snapshot import SnapshotDecoder
 
-DEFAULT_CLUSTER = "T4:6x4,V100:4x8,A100:2x8"
-SYNTHETIC = "synthetic"
-SYNTHETIC_JOBS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Tables, trace and cluster of an evaluation, before seeds are drawn."""
-
-    truth: Truth
-    trace: Trace | None  # None = a synthetic one per seed
-    cluster: tuple[HostGroup, ...]
-    notes: tuple[str, ...]
+WIDTH = 120
+"""Columns of the table where the output is no terminal."""
 
 
 def simulate(
+    access: Access,
     more_tables: Annotated[
         list[Path] | None, typer.Argument(metavar="[FILE]...", help="Further tables for --throughputs.")
     ] = None,
@@ -58,7 +40,12 @@ def simulate(
     trace: Annotated[
         str, typer.Option(help="Jobs: a trace file, or 'synthetic'. Own, Gavel, Philly, Helios, Alibaba formats.")
     ] = SYNTHETIC,
-    cluster: Annotated[str, typer.Option(help="Hosts: TYPE:HOSTSxGPUS,...")] = DEFAULT_CLUSTER,
+    cluster: Annotated[
+        str | None, typer.Option(help=f"Hosts: TYPE:HOSTSxGPUS,... (with --from-cluster: added). [{DEFAULT_CLUSTER}]")
+    ] = None,
+    from_cluster: Annotated[
+        bool, typer.Option("--from-cluster", help="Start from the live jobs, hosts and learned table.")
+    ] = False,
     policy: Annotated[
         str, typer.Option(help=f"Policies to compare, by commas: {', '.join(POLICIES)}.")
     ] = DEFAULT_POLICY,
@@ -106,11 +93,16 @@ def simulate(
         print("\n".join(POLICIES))
         return
     names = check_policies([p.strip() for p in policy.split(",") if p.strip()])
-    scenario = _scenario([*(throughputs or []), *(more_tables or [])], trace, cluster, skip_bad)
-    costs = Costs(scale_up_s, scale_down_s, migrate_s, checkpoint_interval_s, cost_spread)
+    if from_cluster:
+        scenario = from_live(_snapshot(access), predictor, cluster)
+        predictor = "true"  # the learned table is the truth here, for every policy alike
+    else:
+        tables = [*(throughputs or []), *(more_tables or [])]
+        wanted = JobOptions(jobs, load, rigid, max_workers)
+        seed_range = range(first_seed, first_seed + seeds)
+        scenario = from_files(tables, trace, cluster or DEFAULT_CLUSTER, wanted, seed_range, skip_bad)
     settings = SimulationSettings(
-        cluster=scenario.cluster,
-        costs=costs,
+        costs=Costs(scale_up_s, scale_down_s, migrate_s, checkpoint_interval_s, cost_spread),
         failures=Failures(host_mtbf_s, host_repair_s, fence_time_s),
         interval_s=interval,
         predictor=predictor,
@@ -118,133 +110,40 @@ def simulate(
         noise=noise,
         history=history,
     )
-    _check_shares(load, rigid)
-    wanted = JobOptions(jobs, load, rigid, max_workers)
-    resolved, notes = _resolve(scenario, wanted, range(first_seed, first_seed + seeds), skip_bad)
     if dump_jobs_to is not None:
-        dump_jobs(dump_jobs_to, resolved[first_seed])
-    console = Console(stderr=True)
-    with _watched(console, quiet=as_json and not sys.stderr.isatty()) as progress:
-        runs, bounds = sweep(resolved, names, scenario.truth, settings, processes, progress, lower_bound)
-    said = [*scenario.notes, *notes, *dict.fromkeys(n for r in runs for n in r.notes)]
+        dump_jobs(dump_jobs_to, next(iter(scenario.jobs.values())))
+    _run(scenario, names, settings, processes, lower_bound, as_json, out)
+
+
+def _run(
+    scenario: Scenario,
+    names: tuple[str, ...],
+    settings: SimulationSettings,
+    processes: int | None,
+    lower_bound: bool,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    with watched(Console(stderr=True)) as progress:
+        runs, bounds = sweep(scenario, names, settings, processes, progress, lower_bound)
+    said = [*scenario.notes, *dict.fromkeys(n for r in runs for n in r.notes)]
     comparison = compare(runs, names, bounds, said)
     if out is not None:
-        write_folder(out, comparison, runs, resolved, shlex.join(["heet", *sys.argv[1:]]))
+        write_folder(out, comparison, runs, scenario.jobs, shlex.join(["heet", *sys.argv[1:]]))
     if as_json:
         print(to_json(comparison))
     else:
-        _print(comparison, scenario, names)
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDTH)
+        show(console, comparison, scenario.title, names)
     if not comparison.figures:
-        raise UsageError("interrupted before any seed was complete: nothing to compare")
+        raise UsageError("interrupted before any seed was complete for every policy: nothing to compare")
 
 
-def _scenario(tables: Sequence[Path], trace: str, cluster: str, skip_bad: bool) -> Scenario:
-    groups = parse_cluster(cluster)
-    if tables:
-        truth, notes = load_truth(tables, skip_bad)
-        groups = match_types(groups, truth.types)
-    else:
-        truth, notes = generated_truth(groups), ("speeds are generated from datasheets (no --throughputs)",)
-    read = None if trace == SYNTHETIC else read_trace(Path(trace), skip_bad)
-    said = list(notes)
-    if read is not None:
-        if read.bad:
-            said.append(
-                f"{len(read.bad)} bad rows left out, the first at line {read.bad[0].line}: {read.bad[0].reason}"
-            )
-        said += [f"{n} rows left out: {reason}" for reason, n in read.left_out.items()]
-    return Scenario(truth, read, groups, tuple(said))
-
-
-def _check_shares(load: float | None, rigid: float | None) -> None:
-    if load is not None and not 0 < load < 1e6:
-        raise UsageError(f"--load is {load}: expected a number > 0, e.g. 1.0 for as much work as the cluster can do")
-    if rigid is not None and not 0 <= rigid <= 1:
-        raise UsageError(f"--rigid is {rigid}: expected a share from 0 to 1")
-
-
-def _resolve(
-    scenario: Scenario, wanted: JobOptions, seeds: range, skip_bad: bool
-) -> tuple[dict[int, tuple[SimJob, ...]], list[str]]:
-    resolved, notes = {}, []
-    largest = max(g.gpus for g in scenario.cluster)
-    for seed in seeds:
-        trace = scenario.trace or synthetic_trace(wanted.jobs or SYNTHETIC_JOBS, seed, largest)
-        options = JobOptions(wanted.jobs, wanted.load, wanted.rigid, wanted.max_workers, seed)
-        if scenario.trace is None and wanted.load is None:
-            options = JobOptions(wanted.jobs, 1.0, wanted.rigid, wanted.max_workers, seed)
-        found = resolve_jobs(trace, scenario.truth, scenario.cluster, options, skip_bad)
-        resolved[seed] = found.jobs
-        if seed == seeds[0]:
-            notes = [f"offered load {found.load:.2f}", *found.notes]
-    return resolved, notes
-
-
-@contextmanager
-def _watched(console: Console, quiet: bool) -> Iterator[Progress]:
-    """A progress callback with a bar on stderr; ctrl-C asks to stop and keeps what is done."""
-    stopping = False
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal stopping
-        if stopping:
-            raise KeyboardInterrupt
-        stopping = True
-
-    before = signal.signal(signal.SIGINT, stop)
-    columns = (TextColumn("simulating"), BarColumn(), TextColumn("{task.percentage:>5.1f} %"), TimeRemainingColumn())
+def _snapshot(access: Access) -> Snapshot:
+    store = open_store(access)
     try:
-        with Bar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-            task = bar.add_task("simulating", total=1.0)
-            shown = -1.0
-
-            def progress(share: float) -> bool:
-                nonlocal shown
-                if share - shown > 0.001:
-                    shown = share
-                    bar.update(task, completed=share)
-                return stopping
-
-            yield progress
+        return SnapshotDecoder(access.keys).decode(store.read(access.keys.root)).snapshot
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _print(comparison: Comparison, scenario: Scenario, names: Sequence[str]) -> None:
-    console = Console()
-    table = Table(title=f"{comparison.jobs} jobs, {comparison.seeds} seeds, {format_cluster(scenario.cluster)}")
-    heads = ("policy", "mean", "median", "p99", "makespan", "efficiency", "starved", "rescales", "decision")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "policy" else "right")
-    table.add_column(f"mean / {names[0]}", justify="right")
-    for name, f in comparison.figures.items():
-        ratio = comparison.ratios[name]
-        table.add_row(
-            name,
-            duration(f["mean_jct_s"]),
-            duration(f["median_jct_s"]),
-            duration(f["p99_jct_s"]),
-            duration(f["makespan_s"]),
-            f"{f['efficiency']:.2f}",
-            f"{f['starvation']:.1%}",
-            f"{f['rescales_per_job']:.1f}",
-            f"{1e3 * f['decision_s_mean']:.1f} ms",
-            f"{ratio.mean:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
-        )
-    console.print(table)
-    if comparison.lower_bound_s is not None and comparison.figures:
-        first = comparison.figures[names[0]]["mean_jct_s"]
-        console.print(
-            f"no schedule has a mean below {duration(comparison.lower_bound_s)} "
-            f"({names[0]} is at {first / comparison.lower_bound_s:.2f} times that)"
-        )
-    for note in comparison.notes:
-        console.print(note, style="dim", highlight=False)
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: "42 s", "3.5 min", "2.1 h", "4.0 d"."""
-    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}" if unit == "s" else f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 86400:.1f} d"
+        store.close()

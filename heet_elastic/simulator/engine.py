@@ -7,12 +7,12 @@ become free when old workers are gone, samples, completions) is played by events
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,17 +20,17 @@ from heet_elastic.coordinator.api import Allocate, Decision, Forget, Memory
 from heet_elastic.coordinator.api import World as DecideWorld
 from heet_elastic.coordinator.decide import decide
 from heet_elastic.coordinator.settings import CoordinatorSettings
-from heet_elastic.model import AgentState, Allocation
+from heet_elastic.model import AgentState, Allocation, Cause, Host, Member, configuration_of
 from heet_elastic.scheduler.api import Policy
 from heet_elastic.simulator.clock import Clock
-from heet_elastic.simulator.cluster import build_hosts
 from heet_elastic.simulator.feed import Feed
 from heet_elastic.simulator.jobs import SimJob
-from heet_elastic.simulator.metrics import RunResult, Sample, Span
+from heet_elastic.simulator.metrics import RunResult
 from heet_elastic.simulator.progress import Body, Workers
+from heet_elastic.simulator.recorder import Recorder
 from heet_elastic.simulator.settings import SimulationSettings
 from heet_elastic.simulator.truth import Truth
-from heet_elastic.simulator.world import LEADER, World
+from heet_elastic.simulator.world import LEADER, World, agent_name
 
 STALLED_S = 30 * 86400.0
 """Virtual time without any event of a job after which a run is given up: its jobs can never start."""
@@ -74,11 +74,14 @@ class Simulation:
         policy: Policy,
         feed: Feed,
         settings: SimulationSettings,
+        hosts: Mapping[str, Host],
+        placed: Mapping[str, Workers] = MappingProxyType({}),
         report: Report = lambda _: False,
     ) -> None:
         self.truth, self.policy, self.feed, self.settings, self.report = truth, policy, feed, settings, report
-        self.hosts = build_hosts(settings.cluster)
-        self.types = {g.uuid: g.host_type for h in self.hosts.values() for g in h.gpus}
+        self.hosts = dict(hosts)
+        self.placed = placed
+        self.types = {(h.name, g.uuid): g.host_type for h in self.hosts.values() for g in h.gpus}
         self.world = World(self.hosts)
         self.clock: Clock[Event] = Clock()
         self.jobs = {j.job: j for j in jobs}
@@ -89,14 +92,9 @@ class Simulation:
         self.rng = np.random.default_rng([settings.seed, 0x73696D])
         self.failure_rng = np.random.default_rng([settings.seed, 0x6661696C])
         self.decision_s: list[float] = []
-        self.samples: list[Sample] = []
-        self.spans: list[Span] = []
-        self.log: list[str] = []
-        self._open: dict[tuple[str, str], tuple[float, int]] = {}
+        self.recorder = Recorder()
         self._wake = 0
         self._boots = 0
-        self._running = self._busy = 0
-        self._efficient = 0.0
         self._finished = 0
         self._moved_at = 0.0
 
@@ -117,7 +115,11 @@ class Simulation:
         return self._result(time.perf_counter() - began, stopped)
 
     def _stalled(self) -> bool:
-        return not self._busy and len(self.bodies) == len(self.jobs) and self.clock.now - self._moved_at > STALLED_S
+        return (
+            not self.recorder.busy
+            and len(self.bodies) == len(self.jobs)
+            and self.clock.now - self._moved_at > STALLED_S
+        )
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -150,6 +152,19 @@ class Simulation:
         self.bodies[job.job] = self.active[job.job] = body
         self.world.submit(job, self.truth.rows[job.row].family)
         self._note("arrive", job.job)
+        if job.job in self.placed:
+            self._adopt(body, self.placed[job.job])
+
+    def _adopt(self, body: Body, workers: Workers) -> None:
+        """The job runs here already: no cost, no restart."""
+        job, members = body.job.job, []
+        for host, gpus in sorted(workers.items()):
+            members.append(Member(agent_name(job, self.hosts[host]), host, tuple(gpus)))
+        configuration = configuration_of(members, self.types)
+        now = Allocation(1, Cause.PLAN, tuple(members), "runs here already", 0, job, configuration, LEADER)
+        self.world.allocate(Allocate(job, now, 0))
+        self.world.set_agents(job, {m.agent: AgentState.RUNNING for m in members}, 1)
+        self._start(body, now, workers, cost_s=0.0)
 
     def _done(self, event: Event) -> bool:
         body = self.bodies[event.name]
@@ -226,7 +241,7 @@ class Simulation:
                 if isinstance(action, Forget):
                     self.feed.forget(action.job)
         self._schedule_wake(decision)
-        self._take_sample()
+        self.recorder.look(now, len(self.active))
 
     def _schedule_wake(self, decision: Decision) -> None:
         wait = self.policy_interval_s()
@@ -248,21 +263,16 @@ class Simulation:
         had = body.workers
         self._stop(body)
         if new.members:
-            self._start(body, new, had)
+            workers: Workers = {m.host: m.gpus for m in new.members}
+            self._start(body, new, workers, self._cost(body, had, workers))
         self._note("round", action.job, new=describe(new), why=new.reason)
         self._agents_after(action.job, old, new)
 
-    def _start(self, body: Body, new: Allocation, had: Workers) -> None:
+    def _start(self, body: Body, new: Allocation, workers: Workers, cost_s: float) -> None:
         now = self.clock.now
-        workers: Workers = {m.host: m.gpus for m in new.members}
         rate, efficiency = self._speed(body, workers)
-        cost = self._cost(body, had, workers)
-        body.start(now, workers, new.configuration, rate, efficiency, cost)
-        self._running += 1
-        self._busy += body.gpus
-        self._efficient += body.gpus * efficiency
-        for host, gpus in workers.items():
-            self._open[body.job.job, host] = (now, len(gpus))
+        body.start(now, workers, new.configuration, rate, efficiency, cost_s)
+        self.recorder.started(body, now)
         done = body.completion()
         if math.isfinite(done):
             self.clock.at(done, Kind.DONE, Event(Kind.DONE, body.job.job, body.epoch))
@@ -286,9 +296,10 @@ class Simulation:
     def _speed(self, body: Body, workers: Workers) -> tuple[float, float]:
         """(work units per second, scaling efficiency) of a placement."""
         by_type: dict[str, int] = {}
-        for gpus in workers.values():
+        for host, gpus in workers.items():
             for gpu in gpus:
-                by_type[self.types[gpu]] = by_type.get(self.types[gpu], 0) + 1
+                kind = self.types[host, gpu]
+                by_type[kind] = by_type.get(kind, 0) + 1
         row, total, hosts = body.job.row, sum(by_type.values()), len(workers)
         if len(by_type) == 1:
             (host_type,) = by_type
@@ -300,8 +311,8 @@ class Simulation:
 
     def _cost(self, body: Body, had: Workers, workers: Workers) -> float:
         costs = self.settings.costs
-        before = {g for gpus in had.values() for g in gpus}
-        after = {g for gpus in workers.values() for g in gpus}
+        before = {(host, g) for host, gpus in had.items() for g in gpus}
+        after = {(host, g) for host, gpus in workers.items() for g in gpus}
         if after < before:
             return costs.down_s * body.cost_factor
         moved = bool(before) and {self.types[g] for g in before} != {self.types[g] for g in after}
@@ -314,34 +325,13 @@ class Simulation:
         """Its workers end now."""
         if not body.workers:
             return
-        self._running -= 1
-        self._busy -= body.gpus
-        self._efficient -= body.gpus * body.efficiency
-        self._close_spans(body)
+        self.recorder.stopping(body, self.clock.now)
         body.stop(self.clock.now)
-
-    def _close_spans(self, body: Body) -> None:
-        for host in body.workers:
-            opened = self._open.pop((body.job.job, host), None)
-            if opened is not None:
-                self.spans.append(Span(body.job.job, host, opened[1], opened[0], self.clock.now))
-
-    def _take_sample(self) -> None:
-        sample = Sample(
-            at_s=self.clock.now,
-            running=self._running,
-            waiting=len(self.active) - self._running,
-            busy_gpus=self._busy,
-            efficiency=self._efficient / self._busy if self._busy else math.nan,
-        )
-        if self.samples and self.samples[-1].at_s == sample.at_s:
-            self.samples.pop()
-        self.samples.append(sample)
 
     def _note(self, what: str, name: str, **fields: object) -> None:
         if name in self.jobs:
             self._moved_at = self.clock.now
-        self.log.append(json.dumps({"t": round(self.clock.now, 6), "event": what, "name": name, **fields}))
+        self.recorder.note(self.clock.now, what, name, **fields)
 
     def _result(self, wall_s: float, stopped: bool) -> RunResult:
         median = self.truth.median_type()
@@ -363,9 +353,9 @@ class Simulation:
             complete=unfinished == 0 or not stopped,
             wall_s=wall_s,
             notes=notes,
-            samples=tuple(self.samples),
-            spans=tuple(self.spans),
-            log=tuple(self.log),
+            samples=tuple(self.recorder.samples),
+            spans=tuple(self.recorder.spans),
+            log=tuple(self.recorder.log),
         )
 
 

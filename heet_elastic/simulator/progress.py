@@ -8,13 +8,14 @@ same-step stop goes on from the last one.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from heet_elastic.model import Configuration
 from heet_elastic.simulator.jobs import SimJob
 from heet_elastic.simulator.metrics import JobOutcome
 
-Workers = dict[str, tuple[str, ...]]
+Workers = Mapping[str, tuple[str, ...]]
 """host -> device ids that the job holds there."""
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from heet_elastic.errors import UsageError
 from heet_elastic.predictor import DEFAULT as DEFAULT_PREDICTOR
 from heet_elastic.predictor import METHODS
-from heet_elastic.simulator.cluster import HostGroup
 
 OURS = frozenset({"heet", "market", "short-only", "scale-only"})
 """Policies that are fed with predictions; the others get the true curves, which favours them."""
@@ -65,7 +64,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """Everything that a run depends on besides jobs, truth and policy.
+    """Everything that a run depends on besides jobs, truth, hosts and policy.
 
     interval_s: None = what each policy asks for. error: every prediction is off by this share, up or down.
     noise: relative standard deviation of a measured cell. predictor: "true" = perfect curves for everybody.
@@ -73,7 +72,6 @@ class SimulationSettings:
     history: whether profiles of ended jobs help later ones.
     """
 
-    cluster: tuple[HostGroup, ...]
     costs: Costs = Costs()
     failures: Failures = Failures()
     interval_s: float | None = None

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heet_elastic.errors import UsageError
+from heet_elastic.model import Host
 from heet_elastic.scheduler.policies import POLICIES
 from heet_elastic.simulator.bound import lower_bound
-from heet_elastic.simulator.cluster import build_hosts
+from heet_elastic.simulator.cluster import gpus_by_type
 from heet_elastic.simulator.engine import Simulation
 from heet_elastic.simulator.feed import Feed, PredictedFeed, TrueFeed
 from heet_elastic.simulator.jobs import SimJob
+from heet_elastic.simulator.live import Placed
 from heet_elastic.simulator.metrics import RunResult
+from heet_elastic.simulator.scenario import Scenario
 from heet_elastic.simulator.settings import OURS, SimulationSettings
 from heet_elastic.simulator.truth import Truth
 
@@ -26,12 +29,14 @@ LONG_JOBS, BINS = 80, 64
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run (policy given) or one lower bound (policy None) of a seed's jobs."""
+    """One run (policy given) or one lower bound (policy None) of a seed's jobs, from what is `placed` at the start."""
 
     number: int
     jobs: tuple[SimJob, ...]
     policy: str | None
     settings: SimulationSettings
+    hosts: Mapping[str, Host]
+    placed: Placed
 
 
 Progress = Callable[[float], bool]
@@ -48,9 +53,11 @@ def check_policies(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def make_feed(policy: str, jobs: Sequence[SimJob], truth: Truth, settings: SimulationSettings) -> Feed:
+def make_feed(
+    policy: str, jobs: Sequence[SimJob], truth: Truth, settings: SimulationSettings, hosts: Mapping[str, Host]
+) -> Feed:
     """Predictions for our policies, true curves for the others (or for all with predictor = "true")."""
-    hosts, most = build_hosts(settings.cluster), max(j.max_workers for j in jobs)
+    most = max(j.max_workers for j in jobs)
     if policy not in OURS or settings.predictor == "true":
         return TrueFeed(truth, hosts, most, settings)
     return PredictedFeed(truth, settings, most)
@@ -59,32 +66,30 @@ def make_feed(policy: str, jobs: Sequence[SimJob], truth: Truth, settings: Simul
 def run_one(task: Task, truth: Truth, progress: Progress = lambda _: False) -> RunResult:
     """Run a task's policy on its jobs."""
     assert task.policy is not None
-    feed = make_feed(task.policy, task.jobs, truth, task.settings)
-    return Simulation(task.jobs, truth, POLICIES[task.policy](), feed, task.settings, progress).run()
+    feed = make_feed(task.policy, task.jobs, truth, task.settings, task.hosts)
+    policy = POLICIES[task.policy]()
+    return Simulation(task.jobs, truth, policy, feed, task.settings, task.hosts, task.placed, progress).run()
 
 
 def bound_of(task: Task, truth: Truth) -> float:
     """Lower bound on the mean completion time of the task's jobs."""
-    gpus: dict[str, int] = {}
-    for group in task.settings.cluster:
-        gpus[group.host_type] = gpus.get(group.host_type, 0) + group.hosts * group.gpus
-    start_s = task.settings.costs.up_s if not task.settings.costs.spread else 0.0
-    return lower_bound(task.jobs, truth, gpus, start_s, LONG_JOBS, BINS).best_s
+    start_s = task.settings.costs.up_s if not task.settings.costs.spread and not task.placed else 0.0
+    return lower_bound(task.jobs, truth, gpus_by_type(task.hosts), start_s, LONG_JOBS, BINS).best_s
 
 
 def sweep(
-    jobs: Mapping[int, Sequence[SimJob]],
+    scenario: Scenario,
     policies: Sequence[str],
-    truth: Truth,
     settings: SimulationSettings,
     processes: int | None = None,
     progress: Progress = lambda _: False,
     bounds: bool = True,
 ) -> tuple[list[RunResult], dict[int, float]]:
     """(runs, lower bound by seed). After a stop, runs that were under way come back incomplete."""
+    truth = scenario.truth
     tasks = [
-        Task(0, tuple(jobs[seed]), policy, replace(settings, seed=seed))
-        for seed in jobs
+        Task(0, jobs, policy, replace(settings, seed=seed), dict(scenario.hosts), scenario.placed)
+        for seed, jobs in scenario.jobs.items()
         for policy in (*policies, *((None,) if bounds else ()))
     ]
     tasks = [replace(t, number=n) for n, t in enumerate(tasks)]

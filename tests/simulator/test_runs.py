@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from heet_elastic.scheduler.policies import POLICIES
-from heet_elastic.simulator.cluster import HostGroup
+from heet_elastic.simulator.cluster import HostGroup, build_hosts
 from heet_elastic.simulator.engine import Simulation
 from heet_elastic.simulator.jobs import SimJob
 from heet_elastic.simulator.settings import Costs, Failures, SimulationSettings
@@ -31,8 +31,10 @@ def job(name, work=100.0, submit=0.0, requested=1, row="linear", least=1, most=4
 
 
 def simulate(jobs, policy="fifo", cluster=T4, report=lambda _: False, **settings):
-    chosen = SimulationSettings(cluster, **settings)
-    return Simulation(jobs, TRUTH, POLICIES[policy](), make_feed(policy, jobs, TRUTH, chosen), chosen, report).run()
+    chosen = SimulationSettings(**settings)
+    hosts = build_hosts(cluster)
+    feed = make_feed(policy, jobs, TRUTH, chosen, hosts)
+    return Simulation(jobs, TRUTH, POLICIES[policy](), feed, chosen, hosts, {}, report).run()
 
 
 def finishes(result):
