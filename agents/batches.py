@@ -17,6 +17,7 @@ Size = tuple[int, int]
 NOTHING: Size = (0, 0)
 MAX_DEPTH = 4
 MAX_ITEMS = 32
+_integer_types: dict[Any, bool] = {}
 FIRST_KEYS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values", "inputs", "input", "x")
 
 
@@ -26,14 +27,12 @@ def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size:
         size = _size(value, 0)
         if size[0]:
             return size
-    if not kwargs:
-        return NOTHING
-    return _mapping(kwargs, 0)
+    return _mapping(kwargs, 0) if kwargs else NOTHING
 
 
 def _size(value: Any, depth: int) -> Size:
     """Size of one value. Tensors are recognised by what they have, not by their class."""
-    if hasattr(value, "dtype") and hasattr(value, "dim"):
+    if hasattr(value, "dim") and hasattr(value, "dtype"):
         return _tensor(value)
     if value is None or isinstance(value, (str, bytes, int, float)) or depth > MAX_DEPTH:
         return NOTHING
@@ -53,14 +52,19 @@ def _tensor(value: Any) -> Size:
     samples = value.size(0)
     if type(samples) is not int:  # a traced or symbolic size: nothing to count
         return NOTHING
-    if dimensions == 2 and _is_integer(value.dtype):
-        return samples, value.numel()
+    if dimensions == 2:
+        dtype = value.dtype
+        integer = _integer_types.get(dtype)
+        if _is_integer(dtype) if integer is None else integer:
+            return samples, value.numel()
     return samples, 0
 
 
 def _is_integer(dtype: Any) -> bool:
-    # One byte: booleans and images, not token ids.
-    return not getattr(dtype, "is_floating_point", True) and not dtype.is_complex and dtype.itemsize > 1
+    """Whether elements of this type can be token ids. One byte: booleans and images."""
+    known = not getattr(dtype, "is_floating_point", True) and not dtype.is_complex and dtype.itemsize > 1
+    _integer_types[dtype] = known
+    return known
 
 
 def _packed(value: Any) -> Size:

@@ -36,12 +36,13 @@ class _SaveHook:
 
 
 class CheckpointWatch:
-    """Marks and loads of one process. `position` gives (steps, samples) counted so far."""
+    """Marks and loads of one process. `position` gives (steps, samples) counted so far; `wake` is called at each."""
 
-    def __init__(self, position: Callable[[], tuple[int, float]]) -> None:
+    def __init__(self, position: Callable[[], tuple[int, float]], wake: Callable[[], None]) -> None:
         self._position = position
+        self._wake = wake
         self._undo: list[Callable[[], None]] = []
-        self._pending: tuple[int, float] | None = None
+        self.pending: tuple[int, float] | None = None  # position of a save that is no mark yet
         self._optimizer_saves = 0
         self._frequent = 0
         self._last_module_save = -RARE_STEPS
@@ -53,6 +54,10 @@ class CheckpointWatch:
         self.loads = 0
         self.weight_loads = 0
         self.loaded_steps: float | None = None
+
+    def _flag(self) -> None:
+        self.flagged = True
+        self._wake()
 
     def wrap_loads(self, optimizer_type: Any, module_type: Any) -> None:
         """Notice loads on every optimizer and module from now on."""
@@ -78,10 +83,10 @@ class CheckpointWatch:
 
     def _optimizer_loaded(self, _: Any) -> None:
         self.loads += 1
-        self.flagged = True
+        self._flag()
 
     def _module_loaded(self, module: Any) -> None:
-        self.flagged = True
+        self._flag()
         parameters = list(module.parameters())
         if parameters and len(self._loaded_weights) < 1000:
             self._loaded_weights[id(parameters[0])] = sum(p.numel() for p in parameters)
@@ -102,26 +107,26 @@ class CheckpointWatch:
 
     def _optimizer_saved(self, *_: Any) -> None:
         self._optimizer_saves += 1
-        self.flagged = True
-        self._pending = self._position()
+        self.pending = self._position()
+        self._flag()
 
     def module_saved(self) -> None:
         """A watched module's state was read."""
-        self.flagged = True
         steps = self._position()[0]
+        self._flag()
         if steps != self._last_module_save:
             self._frequent = self._frequent + 1 if steps - self._last_module_save < RARE_STEPS else 0
         self._last_module_save = steps
         if not self._optimizer_saves and self._frequent < FREQUENT:
-            self._pending = self._position()
+            self.pending = self._position()
 
     def commit(self) -> bool:
         """The script went on after a save: it is a mark now. True if there was one."""
-        if self._pending is None:
+        if self.pending is None:
             return False
         self.marks += 1
-        self.marked_steps, self.marked_samples = self._pending
-        self._pending = None
+        self.marked_steps, self.marked_samples = self.pending
+        self.pending = None
         return True
 
     def close(self) -> None:

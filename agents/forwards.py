@@ -45,12 +45,30 @@ class ForwardHook:
         self.tokens = 0
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Count one forward pass. Traced by torch.compile it is nothing at all."""
+        """Count one forward pass: the hot path. Traced by torch.compile it is nothing at all."""
         watch = self._watch
         if watch.is_compiling() or watch.off:
             return
         try:
-            watch.called(self, module.training, args, kwargs)
+            if not watch.gradients_on() or not (module.training or self.any_mode):
+                self.other_calls += watch.gradients_on()
+                watch.flagged = True
+                watch.wake()
+                return
+            self.calls += 1
+            if watch.timer.armed:
+                watch.timer.forward(watch.clock())
+            first: Any = args[0] if args else None
+            if self.minor:
+                pass
+            elif type(first) is watch.tensor_type and first.is_floating_point() and first.dim():
+                self.samples += first.size(0)  # as batch_size would say, without another call
+            else:
+                samples, tokens = batch_size(args, kwargs)
+                self.samples += samples
+                self.tokens += tokens
+            if watch.on_first is not None:
+                watch.tell_first()
         except Exception as error:  # the script must go on
             watch.failed(error)
 
@@ -90,15 +108,22 @@ class ForwardWatch:
     def __init__(
         self,
         module_type: type,
+        tensor_type: type,
         is_compiling: Callable[[], bool],
         gradients_on: Callable[[], bool],
         timer: ComputeTimer,
         clock: Callable[[], float],
+        wake: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self.is_compiling = is_compiling
+        self.gradients_on = gradients_on
+        self.timer = timer
+        self.clock = clock
+        self.wake = wake  # something was seen that belongs to the step that runs now
         self.failed = failed
-        self._module_type, self._gradients_on, self._timer, self._clock = module_type, gradients_on, timer, clock
+        self.tensor_type: Any = tensor_type
+        self._module_type = module_type
         self.off = False
         self.flagged = False  # an evaluation was seen since the last step
         self.on_first: Callable[[], None] | None = None
@@ -111,24 +136,10 @@ class ForwardWatch:
         self._due = 0  # steps until the hooks are judged
         self._scans = 0
 
-    def called(self, hook: ForwardHook, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A watched module is called."""
-        if not self._gradients_on():
-            self.flagged = True
-            return
-        if not training and not hook.any_mode:
-            hook.other_calls += 1
-            self.flagged = True
-            return
-        hook.calls += 1
-        if self._timer.armed:
-            self._timer.forward(self._clock())
-        if not hook.minor:
-            samples, tokens = batch_size(args, kwargs)
-            hook.samples += samples
-            hook.tokens += tokens
-        if self.on_first is not None:
-            first, self.on_first = self.on_first, None
+    def tell_first(self) -> None:
+        """The first forward pass is counted: whoever wants to see its surroundings may look now, once."""
+        first, self.on_first = self.on_first, None
+        if first is not None:
             first()
 
     @property
@@ -161,8 +172,18 @@ class ForwardWatch:
         self._silent = [weakref.ref(module) for module in modules]
         self._due = PATIENCE_STEPS
 
-    def settle(self) -> Size:
-        """(samples, tokens) of the step that ends now: the smallest count over watched modules that were called."""
+    @property
+    def every_step(self) -> bool:
+        """Whether `settle` has to be called after each single step: several modules, or still searching."""
+        return self._due > 0 or len(self._hooks) > 1
+
+    @property
+    def seeing(self) -> bool:
+        """Whether forward passes are seen at all."""
+        return bool(self._hooks) and self.problem is None
+
+    def settle(self, steps: int = 1) -> Size:
+        """(samples, tokens) of the steps that ended: the smallest count over watched modules that were called."""
         size, searching = NOTHING, self._due > 0 and self._level > 0
         for hook in self._hooks:
             if hook.samples:
@@ -170,7 +191,7 @@ class ForwardWatch:
                     size = hook.samples, hook.tokens
                 hook.samples = hook.tokens = 0
         if self._due:
-            self._due -= 1
+            self._due = max(0, self._due - steps)
             if not self._due:
                 self._judge()
         return NOTHING if searching else size  # parts speak for the batch once the minor ones are told apart

@@ -1,10 +1,8 @@
 """Counts steps, samples and tokens of an unmodified training script and sends them to the agent of its host.
 
 One hook after every optimizer step (all of `torch.optim`'s kind), one before the forward pass of the outermost module
-that holds the optimizer's parameters, found once. A global step is a round over the optimizers: several of them (a
-GAN's, one per parameter group) count once until one of them steps again. Samples of a step = what the root module was
-given in training mode since the step before. Messages are cumulative, at most about one a second, never blocking, and
-there is no thread.
+that holds the optimizer's parameters, found once. Samples of a step = what the root module was given in training mode
+since the step before. Messages are cumulative, at most about one a second, never blocking, and there is no thread.
 
 It must never disturb the script: every entry catches its own errors, sends the reason once, and is silent from then on.
 """
@@ -13,10 +11,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import socket
 import time
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,15 +22,18 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from heet_elastic import reporting
-from heet_elastic.agents import frames
 from heet_elastic.agents.checkpoints import CheckpointWatch
 from heet_elastic.agents.compute import ComputeTimer
+from heet_elastic.agents.cycle import StepCycle
 from heet_elastic.agents.forwards import ForwardWatch
 from heet_elastic.agents.messages import ENV_ROUND, ENV_SOCKET, SampleMessage, pack
 from heet_elastic.agents.modules import Facts, facts, innermost, loaded_step, parameter_ids
 from heet_elastic.agents.rate import StepClock
 
 SEND_INTERVAL_S = 1.0
+DIGEST_S = 0.1
+"""Times of steps are kept for so long before they are looked at, all at once: code that runs rarely between the kernels
+of a step is slow each time, as none of it is in the processor's caches."""
 _installed: Sampler | None = None
 
 
@@ -45,16 +46,22 @@ class Sampler:
         self._next_send = 0.0
         self._off = False
         self._clock = StepClock()
+        self._times: list[float] = []  # ends of steps that are not counted yet
+        self._digest_at = 0.0
         self._timer = ComputeTimer()
         self._forwards = ForwardWatch(
-            torch.nn.Module, torch.compiler.is_compiling, torch.is_grad_enabled, self._timer, time.monotonic, self._fail
+            torch.nn.Module,
+            torch.Tensor,
+            torch.compiler.is_dynamo_compiling,  # one constant: is_compiling costs twice as much
+            torch.is_grad_enabled,
+            self._timer,
+            time.monotonic,
+            self._wake,
+            self._fail,
         )
         self._forwards.on_first = self._see_autocast
-        self._checkpoints = CheckpointWatch(self._position)
-        self._known: dict[int, weakref.ref[Optimizer]] = {}
-        self._met = False  # an optimizer has made a step
-        self._nested: set[int] = set()
-        self._cycle: set[int] = set()
+        self._checkpoints = CheckpointWatch(self._position, self._wake)
+        self._cycle = StepCycle(self._meet)
         self._samples = 0.0
         self._tokens = 0.0
         self._unseen = 0  # steps before the first one whose samples were seen
@@ -75,54 +82,55 @@ class Sampler:
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self.abandon)
 
-    def after_step(self, optimizer: Optimizer) -> None:
+    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer made a step: the hot path."""
         if self._off:
             return
         try:
-            key = id(optimizer)
-            if (key not in self._known and not self._meet(optimizer)) or (
-                key in self._nested and frames.inside_own_step(optimizer)
-            ):
-                return
-            cycle = self._cycle
-            if cycle and key not in cycle:
-                cycle.add(key)
-                return
-            if len(cycle) != 1:
-                cycle.clear()
-                cycle.add(key)
-            self._count(time.monotonic(), 1)
+            if id(optimizer) == self._cycle.alone or self._cycle.leads(optimizer):
+                now = time.monotonic()
+                self._times.append(now)
+                if now >= self._digest_at:
+                    self._digest()
         except Exception as error:  # the script must go on
             self._fail(error)
 
-    def _count(self, now: float, steps: int) -> None:
-        forwards, checkpoints, timer = self._forwards, self._checkpoints, self._timer
-        samples, tokens = forwards.settle()
-        if samples:
-            # The steps before the root was found are taken for steps like the first one that was seen.
-            unseen, self._unseen = self._unseen, 0
-            self._samples += samples * (1 + unseen)
-            self._tokens += tokens * (1 + unseen)
-            self._batch = samples
-        elif not self._samples:
-            self._unseen += steps
+    def _wake(self) -> None:
+        """The step that runs now is no ordinary one: look at it as soon as it ends."""
+        self._digest_at = 0.0
+
+    def _digest(self, told_steps: int = 1) -> None:
+        """Count the steps that ended since the last time. What was flagged is about the gap before the last of them."""
+        times, self._times = self._times, []
+        if not times:
+            return
+        forwards, checkpoints, timer, now = self._forwards, self._checkpoints, self._timer, times[-1]
+        self._count(*forwards.settle(len(times)), len(times) * told_steps)
         if timer.armed:
             timer.step(now)
-        if self._clock.step(now, forwards.flagged or checkpoints.flagged, steps):
+        flagged = forwards.flagged or checkpoints.flagged
+        ended = False
+        for at in times:
+            ended |= self._clock.step(at, flagged and at is now, told_steps)
+        if ended and forwards.seeing:
             timer.arm()
         forwards.flagged = checkpoints.flagged = False
+        self._digest_at = 0.0 if timer.armed or forwards.every_step else now + DIGEST_S
         if checkpoints.commit() or now >= self._next_send:
             self._send(now)
 
-    def _meet(self, optimizer: Optimizer) -> bool:
-        """First step of an optimizer. False: not a step of the training (torch makes one to create its state)."""
-        if frames.called_from("_init_optim_state"):
-            return False
-        key, self._met = id(optimizer), True
-        self._known[key] = weakref.ref(optimizer, lambda _: self._forget(key))
-        if frames.inside_own_step(optimizer):
-            self._nested.add(key)
+    def _count(self, samples: float, tokens: float, steps: int) -> None:
+        if samples:
+            # The steps before the root was found are taken for steps like the first ones that were seen.
+            share, self._unseen = 1 + self._unseen / steps, 0
+            self._samples += samples * share
+            self._tokens += tokens * share
+            self._batch = samples / steps
+        elif not self._samples:
+            self._unseen += steps
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        """First step of an optimizer: find what it trains, and whether it comes from a checkpoint."""
         wanted = parameter_ids(optimizer)
         with contextlib.suppress(Exception):  # a checkpoint that cannot be seen costs certainty, not samples
             first = loaded_step(optimizer)
@@ -130,12 +138,6 @@ class Sampler:
         new = self._forwards.meet(wanted)
         if new:
             self._describe(new)
-        return True
-
-    def _forget(self, key: int) -> None:
-        self._known.pop(key, None)
-        self._nested.discard(key)
-        self._cycle.discard(key)
 
     def _describe(self, new: list[Any]) -> None:
         """Physical facts of the modules now watched, once a round; saves of the new ones are noticed."""
@@ -164,8 +166,9 @@ class Sampler:
         """`heet_elastic.report`. Steps count only where no optimizer of torch makes any."""
         if samples is not None:
             self._told_samples = (self._told_samples or 0.0) + samples
-        if steps and not self._met and not self._off:
-            self._count(time.monotonic(), steps)
+        if steps and not self._cycle.any_seen and not self._off:
+            self._times.append(time.monotonic())
+            self._digest(steps)
         self._tell()
 
     def _tell(self) -> None:
@@ -175,10 +178,12 @@ class Sampler:
 
     def _position(self) -> tuple[int, float]:
         """(steps, samples) so far."""
+        self._digest()
         return self._clock.steps, self._samples if self._told_samples is None else self._told_samples
 
     def message(self) -> SampleMessage:
         """All counters, as they are sent."""
+        self._digest()
         clock, checkpoints, known = self._clock, self._checkpoints, self._facts
         rate, (steps, samples) = clock.rate(), self._position()
         return SampleMessage(
@@ -289,12 +294,15 @@ def _untraced(sampler: Sampler) -> Any:
     Dynamo with torch. Without it the hook is traced, and then it does nothing.
     """
 
-    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001  (torch calls it so)
-        if not torch.compiler.is_compiling():
+    disable = getattr(torch, "_disable_dynamo", None)
+    if disable is not None:
+        return disable(functools.partial(sampler.after_step))
+
+    def untraced(optimizer: Optimizer, *_: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling():
             sampler.after_step(optimizer)
 
-    disable = getattr(torch, "_disable_dynamo", None)
-    return after_step if disable is None else disable(after_step)
+    return untraced
 
 
 def _cuda_event() -> Any:
