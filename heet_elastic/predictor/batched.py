@@ -20,7 +20,7 @@ def solve(matrix_JNN: FloatArray, right_JN: FloatArray) -> FloatArray:
     if not _side_by_side(matrix_JNN):
         return np.asarray(np.linalg.solve(matrix_JNN, right_JN[:, :, None])[:, :, 0], dtype=np.float64)
     lower_NNJ = _cholesky(matrix_JNN)
-    y_NJ = _forward(lower_NNJ, np.ascontiguousarray(right_JN.T))
+    y_NJ = _forward(lower_NNJ, np.array(right_JN.T, order="C"))
     for n in range(len(y_NJ) - 1, -1, -1):
         y_NJ[n] -= (lower_NNJ[n + 1 :, n] * y_NJ[n + 1 :]).sum(axis=0)
         y_NJ[n] /= lower_NNJ[n, n]
@@ -49,7 +49,7 @@ def _side_by_side(matrix_JNN: FloatArray) -> bool:
 
 def _cholesky(matrix_JNN: FloatArray) -> FloatArray:
     """Lower factors, systems last. A pivot below zero by rounding counts as a tiny one."""
-    lower_NNJ = np.ascontiguousarray(matrix_JNN.transpose(1, 2, 0))
+    lower_NNJ = np.array(matrix_JNN.transpose(1, 2, 0), order="C")  # a copy, always: it is worked on in place
     for n in range(lower_NNJ.shape[0]):
         column_MJ = lower_NNJ[n:, n]
         if n:

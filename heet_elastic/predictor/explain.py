@@ -26,8 +26,10 @@ from heet_elastic.predictor.physics import (
     Population,
     latents,
     on_grid,
+    own_variances,
     population_centre,
     solve,
+    variances,
 )
 from heet_elastic.predictor.rows import Grid, IntArray, Rows, grid_of
 
@@ -72,18 +74,22 @@ def past_on(population: Population, history: History, grid: Grid) -> Past:
     rows = replace(history.rows, column_JN=at_K[history.rows.column_JN])
     place = on_grid(population, joint)
     centre = population_centre(population, place, len(history.profiles))
-    found = latents(place, rows, centre, solve(place, rows, centre))
+    solution = solve(place, rows, centre)
+    found = latents(place, rows, centre, solution)
     log_IK, measured_IK = rows.dense(len(joint.configurations))
     row_IK = np.where(measured_IK, log_IK, found.row_JK)
     rest_IK = row_IK - (found.row_JK - found.rest_JK)
     keep = slice(0, len(grid.configurations))
+    var_IK = variances(place, rows, centre, solution, found.ratio_JK)
+    unsure_IK = np.where(measured_IK, 0.0, np.minimum(1.0, var_IK / own_variances(place, centre, found.ratio_JK)))
     none = np.zeros(0)
     centres = Centre(
         speed_CK=np.ascontiguousarray(found.speed_JK[:, keep]),
         ratio_CK=np.ascontiguousarray(found.ratio_JK[:, keep]),
         rest_CK=np.ascontiguousarray(rest_IK[:, keep]),
+        unsure_CK=np.ascontiguousarray(unsure_IK[:, keep]),
         of_J=none.astype(np.int64),
-        variance_J=none,
+        width_J=none,
         scale_var_J=none,
         ratio_var_J=none,
         coupling_J=none,
@@ -118,7 +124,7 @@ def as_past_jobs(
     centre = replace(
         past.centres,
         of_J=of_P[order],
-        variance_J=np.tile(np.square(SIMILAR), jobs_P.size),
+        width_J=np.tile(SIMILAR, jobs_P.size),
         scale_var_J=scale_var_P[order],
         ratio_var_J=np.full(order.size, population.ratio_std**2),
         coupling_J=np.zeros(order.size),
@@ -136,6 +142,8 @@ def nearest(rows: Rows, row_IK: FloatArray) -> IntArray:
     y_JU = (y_JU - y_JU.sum(axis=1, keepdims=True) / count_J1) * m_JU
     gap_JI = m_JU @ r_IU.T
     square_JI = m_JU @ (r_IU**2).T - 2.0 * (y_JU @ r_IU.T) - gap_JI**2 / count_J1
+    # Equal distances go by the order of past jobs, not by rounding, which depends on the jobs beside this one.
+    square_JI = np.round(square_JI, 9) + 1e-12 * np.arange(row_IK.shape[0])
     most = min(NEAREST, row_IK.shape[0])
     near_JM = np.argpartition(square_JI, most - 1, axis=1)[:, :most]
     order = np.argsort(np.take_along_axis(square_JI, near_JM, axis=1), axis=1, kind="stable")
@@ -164,8 +172,9 @@ def _with_features(jobs: Sequence[Observations], population: Population, place: 
     return replace(
         centre,
         ratio_CK=(place.speed_K + place.level_K)[None, :] + tied_J[:, None],
-        speed_CK=np.broadcast_to(centre.speed_CK, (len(jobs), centre.speed_CK.shape[1])),
-        rest_CK=np.broadcast_to(centre.rest_CK, (len(jobs), centre.rest_CK.shape[1])),
+        speed_CK=np.repeat(centre.speed_CK, len(jobs), axis=0),
+        rest_CK=np.repeat(centre.rest_CK, len(jobs), axis=0),
+        unsure_CK=np.repeat(centre.unsure_CK, len(jobs), axis=0),
         of_J=np.arange(len(jobs)),
         ratio_var_J=np.where(known_J, population.link_std**2, population.ratio_std**2),
         coupling_J=known_J.astype(np.float64),

@@ -4,10 +4,11 @@ All parts are Gaussian but ln T is not linear in z, so the posterior is found by
 and conditioning again (iterated extended Kalman update; Bell & Cathey, IEEE TAC 1993), for all jobs at once:
 
     f_k ~ A_k + ln w - [ln(1 + exp z0) + p (z_k - z0)] + e_k,            p = d ln(1 + exp z) / dz = logistic(z0)
-    cov(f_k, f_l) = u_k u_l var(a) + v [(1-p_k)(1-p_l) D_kl + p_k p_l (var(q) + Delta_kl) + R_kl]
+    cov(f_k, f_l) = u_k u_l var(a) + v_k v_l [(1-p_k)(1-p_l) D_kl + p_k p_l (var(q) + Delta_kl) + R_kl]
 
 with D, Delta, R the covariances of d, delta, e; v = 1 for a job about which nothing is known but the population, less
-for a job centred on a similar past one; u = 1, or 1 - p where physical features tie q to a (`Centre.coupling_J`).
+for a job centred on a similar past one (`Centre.width_JK`); u = 1, or 1 - p where physical features tie q to a
+(`Centre.coupling_J`).
 Shape suffixes: J jobs, K configurations, N measured cells of a job, H host types.
 """
 
@@ -74,8 +75,9 @@ class Centre:
     speed_CK: FloatArray  # A
     ratio_CK: FloatArray  # z
     rest_CK: FloatArray  # e
+    unsure_CK: FloatArray  # 0 = the centre is known there, 1 = no better than the population's
     of_J: IntArray
-    variance_J: FloatArray  # v
+    width_J: FloatArray  # v where the centre is known
     scale_var_J: FloatArray  # of a
     ratio_var_J: FloatArray  # of q, before v
     coupling_J: FloatArray  # 1 = q moves with a
@@ -85,11 +87,22 @@ class Centre:
         return replace(
             self,
             of_J=self.of_J[jobs],
-            variance_J=self.variance_J[jobs],
+            width_J=self.width_J[jobs],
             scale_var_J=self.scale_var_J[jobs],
             ratio_var_J=self.ratio_var_J[jobs],
             coupling_J=self.coupling_J[jobs],
         )
+
+    def width_JN(self, at_JN: IntArray) -> FloatArray:
+        """v at some columns of each job: its variance is the job's own and what is not known of the centre."""
+        own_J1 = self.width_J[:, None] ** 2
+        return np.asarray(np.sqrt(own_J1 + (1.0 - own_J1) * self.unsure_CK[self.of_J[:, None], at_JN]))
+
+    @property
+    def width_JK(self) -> FloatArray:
+        """v at every column."""
+        own_J1 = self.width_J[:, None] ** 2
+        return np.asarray(np.sqrt(own_J1 + (1.0 - own_J1) * self.unsure_CK[self.of_J]))
 
 
 @dataclass(frozen=True)
@@ -168,8 +181,9 @@ def population_centre(population: Population, place: Field, jobs: int) -> Centre
         speed_CK=(population.scale_mean + place.speed_K)[None, :],
         ratio_CK=(population.ratio_mean + place.speed_K + place.level_K)[None, :],
         rest_CK=np.zeros((1, place.speed_K.size)),
+        unsure_CK=np.ones((1, place.speed_K.size)),
         of_J=np.zeros(jobs, dtype=np.int64),
-        variance_J=np.ones(jobs),
+        width_J=np.ones(jobs),
         scale_var_J=np.full(jobs, population.prior.scale_std**2),
         ratio_var_J=np.full(jobs, population.ratio_std**2),
         coupling_J=np.zeros(jobs),
@@ -188,6 +202,7 @@ class _Gathered:
     ratio_JN: FloatArray
     rest_JN: FloatArray
     multi_JN: FloatArray
+    width_JN: FloatArray
 
 
 def _gathered(place: Field, rows: Rows, centre: Centre) -> _Gathered:
@@ -203,6 +218,7 @@ def _gathered(place: Field, rows: Rows, centre: Centre) -> _Gathered:
         ratio_JN=centre.ratio_CK[of_J1, at_JN],
         rest_JN=centre.rest_CK[of_J1, at_JN],
         multi_JN=place.multi_K[at_JN] * rows.measured_JN,
+        width_JN=centre.width_JN(at_JN),
     )
 
 
@@ -219,12 +235,13 @@ def solve(place: Field, rows: Rows, centre: Centre, iterations: int = ITERATIONS
         weight_JN = batched.solve(cov_JNN, residual_JN)
         if iteration == iterations - 1:
             break
-        pull_JN = centre.variance_J[:, None] * (
-            _times(g.type_JNN, (1 - p_JN) * weight_JN) - _times(g.ratio_JNN, p_JN * weight_JN)
-        )
+        wide_JN = g.width_JN * weight_JN
+        pull_JN = g.width_JN * (_times(g.type_JNN, (1 - p_JN) * wide_JN) - _times(g.ratio_JNN, p_JN * wide_JN))
         pull_JN += (centre.coupling_J * centre.scale_var_J * (u_JN * weight_JN).sum(axis=1))[:, None]
         step_JN = np.clip(g.ratio_JN + pull_JN - z_JN, -LONGEST_STEP, LONGEST_STEP) * g.multi_JN
-        if np.abs(step_JN).max(initial=0.0) < TOLERANCE:
+        # A job that has settled stays where it is: its result must not depend on the jobs beside it.
+        step_JN *= np.abs(step_JN).max(axis=1, keepdims=True) >= TOLERANCE
+        if not step_JN.any():
             break
         z_JN = z_JN + step_JN * (1.0 if iteration < 3 else 0.7)
     whiten_JNN = batched.whitener(cov_JNN)
@@ -239,7 +256,7 @@ def _covariance(g: _Gathered, rows: Rows, centre: Centre, p_JN: FloatArray, u_JN
     cov_JNN = q_JN[:, :, None] * q_JN[:, None, :] * g.type_JNN
     cov_JNN += p_JN[:, :, None] * p_JN[:, None, :] * g.ratio_JNN
     cov_JNN += g.rest_JNN
-    cov_JNN *= centre.variance_J[:, None, None]
+    cov_JNN *= g.width_JN[:, :, None] * g.width_JN[:, None, :]
     cov_JNN += (centre.scale_var_J[:, None] * u_JN)[:, :, None] * u_JN[:, None, :]
     cov_JNN *= rows.pair_JNN
     diagonal = np.arange(p_JN.shape[1])
@@ -269,16 +286,17 @@ class Latents:
 
 def latents(place: Field, rows: Rows, centre: Centre, solution: Solution) -> Latents:
     """Posterior means of the parts."""
-    p_JN, weight_JN = solution.slope_JN, solution.weight_JN
-    v_J1 = centre.variance_J[:, None]
+    p_JN, weight_JN, v_JK = solution.slope_JN, solution.weight_JN, centre.width_JK
+    wide_JN = centre.width_JN(rows.at_JN) * weight_JN
     used = np.unique(rows.at_JN)
     u_weight_J = ((1.0 - centre.coupling_J[:, None] * p_JN) * weight_JN).sum(axis=1)
-    shared_JK = v_J1 * _spread(rows, (1 - p_JN) * weight_JN, used) @ place.type_KK[used]
-    ratio_JK = shared_JK - v_J1 * _spread(rows, p_JN * weight_JN, used) @ place.deviation_KK[used]
-    ratio_JK = ratio_JK - (centre.variance_J * centre.ratio_var_J * (p_JN * weight_JN).sum(axis=1))[:, None]
-    ratio_JK = ratio_JK + (centre.coupling_J * centre.scale_var_J * u_weight_J)[:, None] + centre.ratio_CK[centre.of_J]
+    shared_JK = v_JK * (_spread(rows, (1 - p_JN) * wide_JN, used) @ place.type_KK[used])
+    ratio_JK = _spread(rows, p_JN * wide_JN, used) @ place.deviation_KK[used]
+    ratio_JK += (centre.ratio_var_J * (p_JN * wide_JN).sum(axis=1))[:, None]
+    ratio_JK = shared_JK - v_JK * ratio_JK
+    ratio_JK += (centre.coupling_J * centre.scale_var_J * u_weight_J)[:, None] + centre.ratio_CK[centre.of_J]
     speed_JK = centre.speed_CK[centre.of_J] + shared_JK + (centre.scale_var_J * u_weight_J)[:, None]
-    rest_JK = centre.rest_CK[centre.of_J] + v_J1 * _spread(rows, weight_JN, used) @ place.rest_KK[used]
+    rest_JK = centre.rest_CK[centre.of_J] + v_JK * (_spread(rows, wide_JN, used) @ place.rest_KK[used])
     row_JK = speed_JK + place.log_workers_K - np.logaddexp(0.0, ratio_JK) * place.multi_K + rest_JK
     return Latents(speed_JK, ratio_JK, rest_JK, row_JK)
 
@@ -293,23 +311,27 @@ def _spread(rows: Rows, value_JN: FloatArray, used: IntArray) -> FloatArray:
 
 def variances(place: Field, rows: Rows, centre: Centre, solution: Solution, ratio_JK: FloatArray) -> FloatArray:
     """Posterior variance of ln T over the grid (J x K)."""
-    half_JNK, u_JK, p_JK = _half(place, rows, centre, solution, ratio_JK)
-    prior_JK = centre.scale_var_J[:, None] * u_JK**2 + centre.variance_J[:, None] * (
-        (1 - p_JK) ** 2 * np.diag(place.type_KK)
-        + p_JK**2 * (np.diag(place.deviation_KK) + centre.ratio_var_J[:, None])
-        + np.diag(place.rest_KK)
-    )
+    half_JNK, u_JK, _ = _half(place, rows, centre, solution, ratio_JK)
+    prior_JK = centre.scale_var_J[:, None] * u_JK**2 + own_variances(place, centre, ratio_JK)
     out: FloatArray = np.maximum(prior_JK - np.einsum("jnk,jnk->jk", half_JNK, half_JNK), 1e-10)
     return out
+
+
+def own_variances(place: Field, centre: Centre, ratio_JK: FloatArray) -> FloatArray:
+    """Variance of ln T before any cell, apart from that of the job's scale (J x K)."""
+    p_JK = _logistic(ratio_JK) * place.multi_K
+    own_JK = (1 - p_JK) ** 2 * np.diag(place.type_KK) + np.diag(place.rest_KK)
+    own_JK += p_JK**2 * (np.diag(place.deviation_KK) + centre.ratio_var_J[:, None])
+    return np.asarray(centre.width_JK**2 * own_JK)
 
 
 def covariances(place: Field, rows: Rows, centre: Centre, solution: Solution, ratio_JK: FloatArray) -> FloatArray:
     """Posterior covariance of ln T over the grid (J x K x K)."""
     half_JNK, u_JK, p_JK = _half(place, rows, centre, solution, ratio_JK)
     ratio_JKK = place.deviation_KK + centre.ratio_var_J[:, None, None]
-    prior_JKK = centre.scale_var_J[:, None, None] * u_JK[:, :, None] * u_JK[:, None, :] + centre.variance_J[
-        :, None, None
-    ] * (
+    v_JK = centre.width_JK
+    prior_JKK = centre.scale_var_J[:, None, None] * u_JK[:, :, None] * u_JK[:, None, :]
+    prior_JKK += (v_JK[:, :, None] * v_JK[:, None, :]) * (
         (1 - p_JK)[:, :, None] * (1 - p_JK)[:, None, :] * place.type_KK
         + p_JK[:, :, None] * p_JK[:, None, :] * ratio_JKK
         + place.rest_KK
@@ -326,9 +348,8 @@ def _half(
     p_JK = _logistic(ratio_JK) * place.multi_K
     u_JN, u_JK = 1.0 - centre.coupling_J[:, None] * p_JN, 1.0 - centre.coupling_J[:, None] * p_JK
     ratio_JNK = place.deviation_KK[at_JN] + centre.ratio_var_J[:, None, None]
-    cov_JNK = centre.scale_var_J[:, None, None] * u_JN[:, :, None] * u_JK[:, None, :] + centre.variance_J[
-        :, None, None
-    ] * (
+    cov_JNK = centre.scale_var_J[:, None, None] * u_JN[:, :, None] * u_JK[:, None, :]
+    cov_JNK += (centre.width_JN(at_JN)[:, :, None] * centre.width_JK[:, None, :]) * (
         (1 - p_JN)[:, :, None] * (1 - p_JK)[:, None, :] * place.type_KK[at_JN]
         + p_JN[:, :, None] * p_JK[:, None, :] * ratio_JNK
         + place.rest_KK[at_JN]
