@@ -203,8 +203,7 @@ def test_the_command_of_a_running_job_outlives_an_emptied_etcd(lab: Cluster):
             return key in store.read(key).entries
 
     wait_until(restored, SLOW, pool.tails)
-    spec = wait_until(lambda: lab.view("j").spec, SLOW, pool.tails)
-    assert spec.record.submitted
+    wait_until(lambda: (s := lab.view("j").spec) is not None and s.record.submitted, SLOW, pool.tails)
     wait_until(lambda: lab.snapshot().leader is not None, SLOW, pool.tails)
     assert pool.heet("cancel", "j").returncode == 0
     assert pool.wait("j") == 7

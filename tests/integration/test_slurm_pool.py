@@ -91,8 +91,8 @@ def test_a_pool_in_an_allocation_takes_jobs_from_the_login_node_and_goes_on_in_t
     args = ["--no-group", "--step-s=0.1", f"--until={go}", "--save-s=1"]
     submitted = pool.heet("submit", *flags, "--", str(LAB_WORKER), *args)
     assert submitted.returncode == 0, submitted.stderr
-    for host in ("left", "right"):
-        wait_until(lambda host=host: lab.events("j", "STEP", world=2, host=host), LONG, lambda: pool.said(first))
+    both = {"left", "right"}
+    wait_until(lambda: both == {e.host for e in lab.events("j", "STEP", world=2)}, LONG, lambda: pool.said(first))
     assert "sbatch it again to go on with: j" in pool.end_as_before_the_limit(first)
     assert len(lab.events("j", "SAVED")) == 2, "both workers could save before they were ended"
     begun = len(lab.events("j", "START"))

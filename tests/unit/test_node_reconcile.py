@@ -12,6 +12,7 @@ from heet_elastic.agents.node_reconcile import (
     Close,
     GiveUp,
     Kill,
+    Memory,
     NodeTimes,
     Report,
     Run,
@@ -171,7 +172,9 @@ histories = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(histories)
 def test_whatever_happens_there_is_one_torchrun_and_it_is_asked_before_it_is_killed(history):
-    now, run, memory, asked = 0.0, None, {}, False
+    now, asked = 0.0, False
+    run: Run | None = None
+    memory: Memory = {}
     for pause, incarnation, wanted, member, over, current, fate in history:
         now += pause
         if run is not None and run.alive and fate == "dies":

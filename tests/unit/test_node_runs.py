@@ -34,6 +34,10 @@ def launch(job: str = "j", code: str = SLEEPER, incarnation: str = "i", **more: 
     return replace(made, **more)  # type: ignore[arg-type]
 
 
+def await_death(runs: Runs, job: str) -> None:
+    wait_until(lambda: not runs.look()[job].alive, 20, "it ends")
+
+
 Opener = Callable[[], Runs]
 
 
@@ -54,7 +58,7 @@ def daemons(tmp_path: Path) -> Iterator[Opener]:
     last = start()
     for job in last.look():
         last.send(job, signal.SIGKILL)
-        wait_until(lambda job=job: not last.look()[job].alive, 20, "it ends")
+        await_death(last, job)
     for runs in opened:
         for live in runs._live.values():
             for child in (live.child, live.writer):
@@ -142,7 +146,7 @@ def test_a_process_that_merely_got_the_number_is_never_signalled(daemons: Opener
 )
 def test_what_cannot_be_started_dies_with_a_sentence(daemons: Opener, change: dict[str, object], words: str):
     runs = daemons()
-    runs.start(launch(**change))
+    runs.start(launch(**change))  # type: ignore[arg-type]
     wait_until(lambda: not runs.look()["j"].alive, 20, "it ends")
     wait_until(lambda: words in runs.words("j"), 20, lambda: runs.words("j"))
     assert runs.look()["j"].exit_code == 72
@@ -178,16 +182,12 @@ def test_logs_of_a_restart_go_on_and_those_of_another_run_begin_anew(daemons: Op
     logs = runs.folder_of("j") / "logs"
     for incarnation, expected in (("i", b"x\n"), ("i", b"x\nx\n"), ("k", b"x\n")):
         runs.start(launch(code="print('x')", incarnation=incarnation))
-        wait_until(lambda: not runs.look()["j"].alive, 20, "it ends")
-        wait_until(
-            lambda expected=expected: node_logs.read(logs, "torchrun", 0).data == expected,
-            20,
-            lambda: str(node_logs.read(logs, "torchrun", 0)),
-        )
+        await_death(runs, "j")
         writer = runs._live["j"].writer
-        runs.drop("j")
         assert writer is not None
         writer.wait(20)
+        assert node_logs.read(logs, "torchrun", 0).data == expected
+        runs.drop("j")
 
 
 def test_only_the_newest_ended_runs_are_kept(daemons: Opener):
@@ -195,7 +195,7 @@ def test_only_the_newest_ended_runs_are_kept(daemons: Opener):
     for number in range(4):
         job = f"j{number}"
         runs.start(launch(job, code="print('x')"))
-        wait_until(lambda job=job: not runs.look()[job].alive, 20, "it ends")
+        await_death(runs, job)
         writer = runs._live[job].writer
         assert writer is not None
         writer.wait(20)
