@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from heet_elastic.cli.access import Access, open_store
-from heet_elastic.cli.simulation_view import show, watched
+from heet_elastic.cli.simulation_view import show, silent_solvers, watched
 from heet_elastic.errors import UsageError
 from heet_elastic.model import Snapshot
 from heet_elastic.predictor import DEFAULT as DEFAULT_PREDICTOR
@@ -124,7 +124,7 @@ def _run(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    with watched(Console(stderr=True)) as progress:
+    with silent_solvers(), watched(Console(stderr=True)) as progress:
         runs, bounds = sweep(scenario, names, settings, processes, progress, lower_bound)
     said = [*scenario.notes, *dict.fromkeys(n for r in runs for n in r.notes)]
     comparison = compare(runs, names, bounds, said)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +17,25 @@ from heet_elastic.simulator import sweep
 from heet_elastic.simulator.metrics import Comparison
 
 HEADS = ("mean", "median", "p99", "makespan", "efficiency", "starved", "rescales", "decision")
+
+
+@contextmanager
+def silent_solvers() -> Iterator[None]:
+    """Keep what native solvers print to file descriptor 1 (HiGHS does now and then) out of our own output.
+
+    Processes that are started inside inherit it.
+    """
+    sys.stdout.flush()
+    ours = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
+        os.close(nowhere)
 
 
 @contextmanager
