@@ -31,7 +31,7 @@ class Cause(StrEnum):
 
 
 class AgentState(StrEnum):
-    """What one torchrun process is doing, always together with a round (PROTOCOL.md 4)."""
+    """What one torchrun process is doing, always together with a round (docs/protocol.md)."""
 
     WAITING = "waiting"  # offers itself; its workers are gone and its devices free
     STARTING = "starting"  # member of `round`: old workers are gone, now locks and the round's store

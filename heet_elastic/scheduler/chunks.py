@@ -1,4 +1,4 @@
-"""Equal chunks of GPUs (ALGORITHMS.md 4), the counts with which jobs enter them, and jobs that need more than one.
+"""Equal chunks of GPUs (docs/scheduling.md), the counts with which jobs enter them, and jobs that need more than one.
 
 chunk = 2^floor(log2(max(1, G / N)))  for G GPUs and N jobs, at most the GPUs of a host of the type
 """

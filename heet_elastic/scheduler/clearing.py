@@ -1,4 +1,4 @@
-"""Clear a market: one price per host type, one configuration per job (ALGORITHMS.md 7).
+"""Clear a market: one price per host type, one configuration per job (docs/scheduling.md).
 
     maximise sum_j v[j, c_j]   subject to   GPUs of type h used <= gpus_h,   each job at most one configuration
 

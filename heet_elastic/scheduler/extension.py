@@ -1,4 +1,4 @@
-"""Marginal extension: what matching leaves over goes to jobs on their own host type (ALGORITHMS.md 4).
+"""Marginal extension: what matching leaves over goes to jobs on their own host type (docs/scheduling.md).
 
     marginal price = R_j / (T_j(h, w') - T_j(h, w)),   w' the next possible count that is faster
 

@@ -1,4 +1,4 @@
-"""The rescale gate: a change must pay for itself (ALGORITHMS.md 6), else the job stays as it is.
+"""The rescale gate: a change must pay for itself (docs/scheduling.md), else the job stays as it is.
 
 Gain of a change from throughput T to T': (1 - T/T') D seconds, over the time D that a configuration of the job lasts;
 it must exceed the job's own cost of a rescale. With equal throughput nothing changes.

@@ -1,4 +1,4 @@
-"""Market: one price per host type, one configuration per job (ALGORITHMS.md 7; docs/scheduling.md has the derivation).
+"""Market: one price per host type, one configuration per job (docs/scheduling.md).
 
     maximise sum_j u_j n_j^a T'_j(c_j) / Tmax_j    subject to the GPUs of each type
 

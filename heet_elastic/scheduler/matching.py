@@ -1,4 +1,4 @@
-"""Minimum-weight full bipartite matching of jobs and equal chunks (ALGORITHMS.md 4), as a transportation problem.
+"""Minimum-weight full bipartite matching of jobs and equal chunks (docs/scheduling.md), as a transportation problem.
 
 Chunks of one host type are identical columns, so a type is one sink with a capacity and the cost of solving does not
 grow with the number of chunks. As many jobs as possible are matched; among those matchings the sum of prices is least.

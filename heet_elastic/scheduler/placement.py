@@ -1,4 +1,4 @@
-"""Which GPUs: puts a Choice on hosts so that as many workers as possible stay where they are (ALGORITHMS.md 6).
+"""Which GPUs: puts a Choice on hosts so that as many workers as possible stay where they are (docs/scheduling.md).
 
 1. A frozen job keeps exactly what it has.
 2. Scale-downs: a job keeps its workers on its host type and gives back from the host with fewest of its workers.

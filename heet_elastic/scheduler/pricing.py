@@ -1,4 +1,4 @@
-"""Prices (ALGORITHMS.md 3): the remaining time of a job on a partition; the lower, the sooner it is served.
+"""Prices (docs/scheduling.md): the remaining time of a job on a partition; the lower, the sooner it is served.
 
     price(j, k) = R_j / T_j(h, g) = [R_j / T_j(h, 1)] x [1 / (g e_j(h, g))]
 

@@ -1,4 +1,4 @@
-"""Trading of single workers between jobs of one host type, by AFS's inequality (ALGORITHMS.md 5; AFS, NSDI'21, Eq. 3).
+"""Trading of single workers between jobs of one host type, by AFS's inequality (AFS, NSDI'21, Eq. 3).
 
 Recipient b (v workers, v+ = its next count) and donor a (w workers, w- = its count below) trade iff
     b shorter than a:  (T_b(v+) - T_b(v)) / T_b(v)  > (T_a(w) - T_a(w-)) / T_a(w)
