@@ -98,31 +98,39 @@ class Bargain:
         return True
 
     def fill(self) -> None:
-        """Give free GPUs to the moves of single jobs that gain most per GPU, until no move that gains fits."""
-        types = np.arange(len(self.gpus))
-        rows = self.index
-        while len(rows):
-            free, held = self.free(), self.held()[rows]
-            value = self.value_JHW[rows]
-            own = np.where(self.type_J[rows, None] == types, self.workers_J[rows, None], 0)
-            need = self.counts - own[:, :, None]
-            gain = value - held[:, None, None]
-            fits = (gain > self.least) & (need <= free[:, None]) & (value > 0)
-            some = fits.any(axis=(1, 2))
-            if not some.any():
-                if len(rows) == len(self.index):
-                    return
-                rows = self.index  # jobs that were passed over may gain now from what others left
-                continue
-            rate = np.where(fits, gain / np.maximum(need, 0.5), -np.inf).reshape(len(rows), -1)
-            pick = rate.argmax(axis=1)
-            for i in np.argsort(-rate[np.arange(len(rows)), pick], kind="stable")[: int(some.sum())]:
-                j, (h, w) = int(rows[i]), divmod(int(pick[i]), len(self.counts))
-                takes = w + 1 - (int(self.workers_J[j]) if self.type_J[j] == h else 0)
-                if takes <= free[h]:
-                    free[h] -= takes
-                    self.type_J[j], self.workers_J[j] = h, w + 1
-            rows = rows[some]
+        """Give free GPUs, type by type, to the moves of single jobs that gain most per GPU, until none gains."""
+        moved = True
+        while moved:
+            moved = False
+            for h in np.flatnonzero(self.free() > 0).tolist():
+                moved |= self._fill_type(h)
+
+    def _fill_type(self, h: int) -> bool:
+        """One round of moves to, or on, type h; whether there was one."""
+        free, held = int(self.free()[h]), self.held()
+        most = min(free, len(self.counts))
+        # From elsewhere a job needs all GPUs that it gets, so only counts up to `free` matter ...
+        gain = self.value_JHW[:, h, :most] - held[:, None]
+        rate = np.where(gain > self.least, gain / self.counts[:most], -np.inf)
+        pick = rate.argmax(axis=1)
+        best = np.take_along_axis(rate, pick[:, None], axis=1)[:, 0]
+        workers = pick + 1
+        # ... on h itself only what it lacks.
+        on = np.flatnonzero(self.type_J == h)
+        if len(on):
+            gain, need = self.value_JHW[on, h] - held[on, None], self.counts - self.workers_J[on, None]
+            own = np.where((gain > self.least) & (need <= free), gain / np.maximum(need, 0.5), -np.inf)
+            workers[on] = own.argmax(axis=1) + 1
+            best[on] = own.max(axis=1)
+        rows = np.flatnonzero(best > -np.inf)
+        for j in rows[np.argsort(-best[rows], kind="stable")].tolist():
+            needs = int(workers[j]) - (int(self.workers_J[j]) if self.type_J[j] == h else 0)
+            if needs <= free:
+                free -= needs
+                self.type_J[j], self.workers_J[j] = h, workers[j]
+            if free <= 0:
+                break
+        return len(rows) > 0
 
     def trade(self, most: int = 200) -> None:
         """Fill, seat, then make the best move, with or without a donor, until none gains (at most `most` moves)."""

@@ -46,27 +46,47 @@ def clear(
     the two is returned. `rounds` price updates are made. Near-linear in the size of value_JHW.
     """
     jobs, types, _ = value_JHW.shape
-    nothing = np.full(jobs, -1), np.zeros(jobs, dtype=np.int64)
     if not jobs or not gpus_H.any() or value_JHW.max(initial=0.0) <= 0:
-        return Cleared(*nothing, np.zeros(types), 0.0, 0.0)
-    market = _Market(value_JHW, gpus_H)
-    price, bound, fitting = _find_prices(market, rounds)
-    if jobs > SMALL:
-        bargain = Bargain(value_JHW, gpus_H, *fitting)
-        bargain.fill()
-        return Cleared(bargain.type_J, bargain.workers_J, price, bargain.value(), max(bound, bargain.value()))
-    starts = [market.allocation(*market.demand(price))]
-    if start is not None and (start[0] >= 0).any():
-        starts.append(start)
-    best: Bargain | None = None
-    for type_J, workers_J in starts:
-        bargain = Bargain(value_JHW, gpus_H, type_J, workers_J)
-        bargain.shed()
-        bargain.trade()
-        if best is None or bargain.value() > best.value() * (1 + 1e-12):
-            best = bargain
-    assert best is not None
+        return Cleared(np.full(jobs, -1), np.zeros(jobs, dtype=np.int64), np.zeros(types), 0.0, 0.0)
+    density_JH = densities(value_JHW)
+    first = _first_prices(density_JH, gpus_H)
+    rows = np.flatnonzero((density_JH > 0.3 * first).any(axis=1))
+    price, bound, type_J, workers_J = _clear_rows(value_JHW[rows], gpus_H, first, rounds)
+    left_out = np.ones(jobs, dtype=bool)
+    left_out[rows] = False
+    if (density_JH[left_out] > price).any():  # somebody who was left out would buy at these prices
+        rows = np.arange(jobs)
+        price, bound, type_J, workers_J = _clear_rows(value_JHW, gpus_H, first, rounds)
+    best = Bargain(value_JHW, gpus_H, np.full(jobs, -1), np.zeros(jobs, dtype=np.int64))
+    best.type_J[rows], best.workers_J[rows] = type_J, workers_J
+    best.fill()
+    if start is not None and jobs <= SMALL:
+        other = Bargain(value_JHW, gpus_H, *start)
+        other.shed()
+        other.trade()
+        if other.value() >= best.value():
+            best = other
     return Cleared(best.type_J, best.workers_J, price, best.value(), max(bound, best.value()))
+
+
+def densities(value_JHW: FloatArray) -> FloatArray:
+    """Most value per GPU of each job on each type: a job buys on h iff this is above the price."""
+    dense: FloatArray = np.max(value_JHW / np.arange(1, value_JHW.shape[2] + 1), axis=2)
+    return dense
+
+
+def _clear_rows(
+    value_JHW: FloatArray, gpus_H: IntArray, first_H: FloatArray, rounds: int
+) -> tuple[FloatArray, float, IntArray, IntArray]:
+    """(prices, bound, types, workers) for these jobs alone."""
+    market = _Market(value_JHW, gpus_H)
+    price, bound, fitting = _find_prices(market, first_H, rounds)
+    if market.jobs > SMALL:
+        return price, bound, *fitting
+    bargain = Bargain(value_JHW, gpus_H, *market.allocation(*market.demand(price)))
+    bargain.shed()
+    bargain.trade()
+    return price, bound, bargain.type_J, bargain.workers_J
 
 
 class _Market:
@@ -94,26 +114,27 @@ class _Market:
         return np.where(wants, self.kind[best], -1), np.where(wants, self.count[best], 0)
 
 
-def _first_prices(market: _Market) -> FloatArray:
-    """A start: what the last GPU is worth if every job takes its densest cell of its best type."""
-    density = (market.value / market.count).reshape(market.jobs, market.types, market.most)
-    best_JH = density.max(axis=2)
-    favourite = best_JH.argmax(axis=1)
-    top = float(best_JH.max())
-    price = np.full(market.types, 1e-4 * top)
-    for h in range(market.types):
-        mine = np.sort(best_JH[favourite == h, h])[::-1]
+def _first_prices(density_JH: FloatArray, gpus_H: IntArray) -> FloatArray:
+    """A start: half of what the last GPU is worth if every job wants one GPU of the type where it is densest."""
+    favourite = density_JH.argmax(axis=1)
+    top = float(density_JH.max())
+    price = np.full(len(gpus_H), 1e-4 * top)
+    for h, gpus in enumerate(gpus_H.tolist()):
+        mine = density_JH[favourite == h, h]
         if len(mine):
-            price[h] = max(price[h], 0.5 * mine[min(len(mine) - 1, int(market.gpus[h]))])
+            nth = max(len(mine) - 1 - gpus, 0)
+            price[h] = max(price[h], 0.5 * np.partition(mine, nth)[nth])
     return price
 
 
-def _find_prices(market: _Market, rounds: int) -> tuple[FloatArray, float, tuple[IntArray, IntArray]]:
+def _find_prices(
+    market: _Market, first_H: FloatArray, rounds: int
+) -> tuple[FloatArray, float, tuple[IntArray, IntArray]]:
     """Prices with the least dual value met, that value, and the most valuable demand met that fits.
 
     Each price moves against its excess demand, by a step that shrinks when the sign of the excess changes.
     """
-    gpus, price = market.gpus, _first_prices(market)
+    gpus, price = market.gpus, first_H
     floor = price * 1e-6
     step, before = np.full(market.types, 0.7), np.zeros(market.types)
     least, least_price, most_value = np.inf, price, -1.0

@@ -1,12 +1,10 @@
 """Market: one price per host type, one configuration per job (docs/scheduling.md).
 
-    maximise sum_j u_j n_j^a T'_j(c_j) / Tmax_j    subject to the GPUs of each type
+    maximise sum_j u_j T'_j(c_j) / (R_j^a Tmax_j^(1-a))    subject to the GPUs of each type
 
-n_j: jobs (j included) that have at least as much left as j: finishing j sooner helps all of them to its GPUs, so short
-jobs come first and the longest is valued once. For jobs that scale as w^a this is the optimal schedule of heSRPT (Berg
-et al. 2020) up to lower order. T' charges a rescale inside the objective: over the time D that a configuration lasts,
-a change that stalls the job for s seconds leaves T' = T D / (D + s). D is the least of the job's own remaining time,
-the mean time between its rescales so far, and what its budget for rescales allows.
+R_j: what is left of job j; a weighs short jobs first against speed. T' charges a rescale inside the objective: over
+the time D that a configuration lasts, a change that stalls the job for s seconds leaves T' = T D / (D + s). D is the
+least of the job's own remaining time, the mean time between its rescales so far, and what its budget allows.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import numpy as np
 
 from heet_elastic.scheduler.api import Choice, FloatArray, IntArray, Problem
 from heet_elastic.scheduler.bargain import Bargain
-from heet_elastic.scheduler.clearing import SMALL, clear
+from heet_elastic.scheduler.clearing import SMALL, clear, densities
 from heet_elastic.scheduler.options import Options, build_options, in_canonical_order
 from heet_elastic.scheduler.sizes import Sizes
 
@@ -91,6 +89,13 @@ def _running(policy: Market, problem: Problem, options: Options, rows: IntArray)
     return charged
 
 
+def duality_gap(policy: Market, problem: Problem) -> float:
+    """(bound - value) / bound of the market cleared from nothing: how far from the best it is at most."""
+    options = build_options(problem)
+    value = values_JHW(policy, problem, options, weights_J(policy, problem, options))
+    return clear(value, options.gpus_H).gap
+
+
 def _choose(policy: Market, problem: Problem) -> Choice:
     options = build_options(problem)
     weight = weights_J(policy, problem, options)
@@ -119,9 +124,8 @@ def clear_from(
     if not workers_J.any():
         return cleared.type_J, cleared.workers_J, f"market within {cleared.gap:.2%} of the best"
     # Only jobs that run, or would buy something at somewhat lower prices, can matter.
-    counts = np.arange(1, value.shape[2] + 1)
-    surplus = (value - 0.7 * cleared.price_H[:, None] * counts).max(axis=(1, 2))
-    rows = np.flatnonzero((workers_J > 0) | (cleared.workers_J > 0) | (surplus > 0))
+    buys = (densities(value) > 0.7 * cleared.price_H).any(axis=1)
+    rows = np.flatnonzero((workers_J > 0) | (cleared.workers_J > 0) | buys)
     if len(rows) <= 4 * SMALL:
         bargain = Bargain(value[rows], gpus_H, type_J[rows], workers_J[rows])
         bargain.shed()

@@ -188,7 +188,7 @@ def test_a_wrong_request_is_one_sentence_and_exit_code_two(table_file, capsys, w
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize(("name", "jobs"), [("gavel", 19), ("sia_pcie", 50)])
+@pytest.mark.parametrize(("name", "jobs"), [("gavel", 19), pytest.param("sia_pcie", 50, marks=pytest.mark.nightly)])
 def test_the_default_keeps_its_accuracy_on_published_tables(name, jobs):
     table, _ = covered(load_table(real_table(f"throughput_{name}.csv")), 0.5)
     assert len(table.jobs) == jobs
