@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -127,6 +128,35 @@ class TestNotEtcd:
             thread.join()
         assert isinstance(error, StoreRefusedError)
         assert "is not etcd" in str(error)
+
+    def test_a_plain_etcd_that_hangs_up_on_a_handshake_is_asked_plainly(self) -> None:
+        """Whether a server's words or its hanging up come first is a race; the sentence must not depend on it."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(0.1)
+            done = threading.Event()
+
+            def serve() -> None:
+                while not done.is_set():
+                    try:
+                        connection, _ = server.accept()
+                    except TimeoutError:
+                        continue
+                    with connection:
+                        if connection.recv(1, socket.MSG_PEEK) == b"G":
+                            connection.recv(4096)
+                            body = b'{"etcdserver":"3.4.23","etcdcluster":"3.4.0"}'
+                            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                        else:
+                            reset = struct.pack("ii", 1, 0)
+                            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            error = refusal(settings(f"https://127.0.0.1:{server.getsockname()[1]}"))
+            done.set()
+            thread.join()
+        assert isinstance(error, StoreRefusedError)
+        assert "does not speak TLS" in str(error)
 
     def test_one_good_endpoint_of_several_is_enough(self, shared_etcd: EmbeddedEtcd) -> None:
         assert usable(settings(f"127.0.0.1:{free_port('127.0.0.1')},{shared_etcd.endpoint}"))

@@ -133,12 +133,29 @@ def _diagnose_tls(connection: socket.socket, endpoint: Endpoint, settings: EtcdS
     except ssl.SSLError as e:
         if "ALERT" in (e.reason or ""):
             return _client_certificate(e, endpoint, settings)
-        return StoreRefusedError(f"{endpoint} does not speak TLS: write http://{endpoint}, or check host and port")
+        return _no_tls(endpoint)
     except TimeoutError:
         return StoreUnavailableError(f"something listens at {endpoint}, but does not answer over TLS; is that etcd?")
     except OSError as e:
+        # A plain server answers the handshake with words, or just hangs up: asked plainly, it says what it is.
+        if _speaks_http(endpoint):
+            return _no_tls(endpoint)
         return StoreRefusedError(f"{endpoint} ends the TLS connection ({e}): check host and port")
     return _judge(answer, endpoint)
+
+
+def _no_tls(endpoint: Endpoint) -> StoreRefusedError:
+    return StoreRefusedError(f"{endpoint} does not speak TLS: write http://{endpoint}, or check host and port")
+
+
+def _speaks_http(endpoint: Endpoint) -> bool:
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), _PROBE_S) as connection:
+            connection.settimeout(_PROBE_S)
+            answer = _ask_version(connection, endpoint)
+    except OSError:
+        return False
+    return answer.etcd_version is not None
 
 
 def _server_certificate(e: ssl.SSLCertVerificationError, endpoint: Endpoint, settings: EtcdSettings) -> HeetError:
