@@ -188,7 +188,6 @@ class JobSpec:
     total_work: float | None = None
     work_unit: WorkUnit = "steps"
     script: str = ""  # basename
-    arguments_hash: str = ""
     user: str = ""
     origin: str = ""  # what started it, e.g. the Slurm job: another origin is another run
     submitted: bool = False  # heet-agents can start torchruns of it; no part of what is compared under a live id
@@ -236,7 +235,6 @@ class AgentRecord:
     address: str
     state: AgentState
     round: int = 0
-    round_hash: str = ""
     clean: int = 0
     most_workers: int = 1
     max_restarts: int = 0
@@ -245,8 +243,6 @@ class AgentRecord:
     busy: tuple[str, ...] = ()  # granted devices whose lock somebody else holds
     busy_holder: str = ""
     died_of_sigterm: bool = False  # failed(n): a worker died of a SIGTERM that its agent did not send
-    missing: tuple[str, ...] = ()  # agents whose acknowledgement rank 0 has been missing
-    detail: str = ""
 
     def __post_init__(self) -> None:
         check_id("agent id", self.agent)

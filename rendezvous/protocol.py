@@ -55,7 +55,7 @@ from heet_elastic.rendezvous.values import (
     WriteResult,
     WriteRound,
 )
-from heet_elastic.rendezvous.verdict import Standing, ending, judge, must_answer, next_round, round_failures, standings
+from heet_elastic.rendezvous.verdict import Standing, ending, judge, must_answer, next_round, standings
 
 IDENTITY = (
     "name",
@@ -359,6 +359,3 @@ def _target(world: World, me: Local, memory: Memory, reason: str) -> Target:
     if allocation is not None and allocation.round > me.workers_round and me.workers is not WorkerState.NONE:
         return Target(Order.RESCALE, allocation.reason, allocation)
     return Target(Order.KEEP, reason, allocation)
-
-
-__all__ = ["WriteRound", "advance", "differences", "record_of", "round_failures"]

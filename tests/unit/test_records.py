@@ -55,8 +55,8 @@ from heet_elastic.store.records import RECORD_TYPES, decode, encode
 CELL = Configuration("V100-nvlink", 4, 2)
 SAMPLES: list[Any] = [
     HostRecord("h", "a", "10.0.0.1", "boot", (Gpu("GPU-1", "V100", "Tesla V100", 16384, "7.0", "nvlink", 0),), ("x",)),
-    JobSpec("j", "name", "i", 1, 4, 2, 16, (2, 4), 2, 3.5, 90000.0, "samples", "train.py", "f00", "me"),
-    AgentRecord("a", "h", "10.0.0.1", AgentState.FAILED, 3, "f00", 2, 8, 1, "i", 4711, ("GPU-1",), "job x"),
+    JobSpec("j", "name", "i", 1, 4, 2, 16, (2, 4), 2, 3.5, 90000.0, "samples", "train.py", "me"),
+    AgentRecord("a", "h", "10.0.0.1", AgentState.FAILED, 3, 2, 8, 1, "i", 4711, ("GPU-1",), "job x"),
     Allocation(3, Cause.FAILURE, (Member("a", "h", ("GPU-1", "GPU-2")),), "a worker failed", 1, "i", CELL, "u", False),
     RoundStore(3, "a", "10.0.0.1", 29400),
     Failure(3, "a", "h", 0, 1, "ValueError: x", "train.py:3", 17, True),
@@ -96,7 +96,7 @@ def test_a_record_comes_back_as_it_went_and_equal_records_give_equal_bytes(recor
         address=st.text(max_size=20),
         state=st.sampled_from(AgentState),
         round=st.integers(0, 2**53),
-        detail=st.text(max_size=200),
+        busy_holder=st.text(max_size=200),
         busy=st.lists(st.text(max_size=9)).map(tuple),
     )
 )
