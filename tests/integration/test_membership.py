@@ -166,7 +166,7 @@ def test_c12_lost_and_replaced_hosts_cost_no_restart(lab: Cluster, max_restarts:
     assert {e.restarts for e in lab.events(kind="START")} == {0}
 
 
-def test_c13_a_failing_import_ends_fast_with_the_real_error_last(lab: Cluster):
+def test_c13_a_failing_import_ends_the_job_with_the_real_error_shown(lab: Cluster):
     agents = [lab.torchrun(host=h, nnodes="2:2", max_restarts=5, args=["--fail-import"]) for h in "ab"]
     codes = [a.wait(SLOW * 2) for a in agents]
     assert all(codes)
