@@ -137,6 +137,23 @@ def test_three_jobs_in_a_circle_with_a_bystander_on_the_same_hosts_get_on():
     assert lab.overlaps == []
 
 
+def test_an_agent_that_has_what_another_agent_of_its_job_is_to_get_gives_it_back():
+    # MIN = 2 agents, and only h2 is left: both of its GPUs are a1's, one of them is to be a2's.
+    running = planned(3, [("a1", "h2", ("h2-g0", "h2-g1")), ("a0", "h1", ("h1-g0",))])
+    lab = Lab([host("h1", gpus=1), host("h2", gpus=2)], {"a": ("T4", 2), "b": ("T4", 1)})
+    lab.submit(spec("a", (2, 4)))
+    lab.submit(spec("b"))
+    lab._put("a", allocation=lab._versioned(running))
+    lab.put_agent("a", agent("a1", "h2", AgentState.RUNNING, 3))
+    lab.put_agent("a", agent("a2", "h2"))
+    lab.put_agent("b", agent("b1", "h1"))
+    lab.using["a1"] = frozenset({("h2", "h2-g0"), ("h2", "h2-g1")})
+    lab.calm()
+    assert lab.gpus("a") == {"a1": ("h2-g0",), "a2": ("h2-g1",)}
+    assert lab.gpus("b") == {"b1": ("h1-g0",)}
+    assert lab.overlaps == []
+
+
 def test_no_plan_touches_a_job_that_finishes_fails_or_has_ended():
     running = planned(3, [("a1", "h1", ("h1-g0",)), ("a2", "h2", ("h2-g0",))])
     both = [agent("a1", "h1", AgentState.RUNNING, 3), agent("a2", "h2", AgentState.RUNNING, 3)]

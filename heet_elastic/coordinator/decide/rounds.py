@@ -2,7 +2,8 @@
 
 A round is written only when all of its devices are free: jobs that only give go first, their devices are free once
 their agents have reported so, and the receiver's round follows then. Jobs that wait for one another in a circle (two
-that swap hosts) would wait for ever: one of them gives up what it is to lose at once.
+that swap hosts, or one whose agents on a host pass devices on to each other) would wait for ever: one of them gives up
+what it is to lose at once.
 
 No two copies of a job: see `copies`.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from heet_elastic.coordinator.api import Allocate, Spot
+from heet_elastic.coordinator.api import Allocate, Spot, Trial
 from heet_elastic.coordinator.decide.assign import Assignment, assign
 from heet_elastic.coordinator.decide.copies import Ghost, hindrance, unproven
 from heet_elastic.coordinator.decide.devices import Device, Inventory
@@ -49,7 +50,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What plans are made on. avoid: hosts that a job must not use. ghosts: rounds whose workers may still run, by
-    job (`copies`). why: what made the coordinator decide, for the rounds' reasons.
+    job (`copies`). why: what made the coordinator decide, for the rounds' reasons. trials: probe rounds under way.
     """
 
     inventory: Inventory
@@ -58,6 +59,7 @@ class Ground:
     ghosts: Mapping[str, tuple[Ghost, ...]]
     leader: str
     why: str
+    trials: Mapping[str, Trial] = field(default_factory=dict)
 
 
 def spots_of(state: JobState, inventory: Inventory) -> tuple[Spot, ...]:
@@ -200,14 +202,22 @@ def _waits(
             releasing = {inventory.releasing[d] for d in devices if d in inventory.releasing}
             holding = givers.get((group.host, group.host_type), set()) - {state.job}
             before = {taken[d] for d in devices if d in taken} - {state.job}
-            blockers |= releasing | holding | before
-            gives = sorted(releasing | holding)
+            own = _passed_on(state, got, devices)
+            blockers |= releasing | holding | before | own
+            gives = sorted(releasing | holding | own)
             by = f" that {_job_list(gives)} releasing" if gives else ""
             if not gives and before:
                 by = f" that job {', '.join(sorted(before))} is to get first"
             parts.append(f"{lack} GPU{'s' if lack > 1 else ''} of {group.host}{by}")
         return f"waits for {' and '.join(parts[:3])}", frozenset(blockers)
     return f"waits for the heet-agent of {', '.join(got.wanted[:3])} to start torchrun", frozenset()
+
+
+def _passed_on(state: JobState, got: Assignment, devices: Sequence[Device]) -> set[str]:
+    """The job itself where one of its agents has some of these devices that another of its agents is to get."""
+    stay = {(m.agent, m.host, d) for m in got.members for d in m.gpus}
+    held = {(m.agent, m.host, d) for m in state.here for d in m.gpus if (m.host, d) in devices}
+    return {state.job} if held - stay else set()
 
 
 def _job_list(jobs: Sequence[str]) -> str:
@@ -229,6 +239,7 @@ def new_round(state: JobState, members: Sequence[Member], ground: Ground) -> All
         leader=ground.leader,
         grace=not state.gone,
         releasing=still_held(state, members, ground.inventory),
+        probe=bool(members) and state.job in ground.trials,
     )
 
 
@@ -237,6 +248,8 @@ def _change(state: JobState, members: Sequence[Member], ground: Ground) -> str:
     now, then = _extent(state.members, ground.inventory), _extent(members, ground.inventory)
     if state.paused:
         return f"paused by a person: {now} given back"
+    if (trial := ground.trials.get(state.job)) is not None and members:
+        return f"{trial.reason} ({now} -> {then})"
     if not members:
         return f"{now} given back: {ground.why}"
     if not state.members:
@@ -299,27 +312,21 @@ def _break_circles(plans: dict[str, Plan], ground: Ground) -> None:
         return
     job = min(givers, key=lambda j: (sum(len(m.gpus) for m in plans[j].state.members), j))
     plan = plans[job]
-    kept = _keep_part(plan.state, {(s.host, s.host_type): s.workers for s in plan.target}, ground.inventory)
+    kept = _keep_part(plan)
     kept = kept if kept and not _breaks_limits(plan.state, kept) else ()
     if kept != plan.state.members:
-        round_ = new_round(plan.state, kept, replace(ground, why="makes room for a job with which it swaps GPUs"))
+        alone = plan.blockers == {job}
+        why = "another agent of it gets these GPUs" if alone else "makes room for a job with which it swaps GPUs"
+        round_ = new_round(plan.state, kept, replace(ground, why=why, trials={}))
         plans[job] = replace(plan, allocation=round_)
 
 
-def _keep_part(state: JobState, wanted: Mapping[tuple[str, str], int], inventory: Inventory) -> tuple[Member, ...]:
-    """The present members cut down to what the target also has."""
-    left = dict(wanted)
-    kept = []
-    for member in state.here:
-        gpus = []
-        for gpu in member.gpus:
-            key = (member.host, inventory.type_of.get((member.host, gpu), ""))
-            if left.get(key, 0) > 0:
-                left[key] -= 1
-                gpus.append(gpu)
-        if gpus:
-            kept.append(Member(member.agent, member.host, tuple(gpus)))
-    return tuple(kept)
+def _keep_part(plan: Plan) -> tuple[Member, ...]:
+    """The present members cut down to what they also have in the round that is wanted."""
+    assert plan.assignment is not None
+    wanted = {(m.agent, d) for m in plan.assignment.members for d in m.gpus}
+    parts = [(m, tuple(d for d in m.gpus if (m.agent, d) in wanted)) for m in plan.state.here]
+    return tuple(replace(m, gpus=gpus) for m, gpus in parts if gpus)
 
 
 def as_action(plan: Plan) -> Allocate:
