@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from heet_elastic.coordinator.api import Allocate, Spot, Trial
+from heet_elastic.coordinator.api import Allocate, Spot
 from heet_elastic.coordinator.decide.assign import Assignment, assign
 from heet_elastic.coordinator.decide.copies import Ghost, hindrance, unproven
 from heet_elastic.coordinator.decide.devices import Device, Inventory
@@ -50,7 +50,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What plans are made on. avoid: hosts that a job must not use. ghosts: rounds whose workers may still run, by
-    job (`copies`). why: what made the coordinator decide, for the rounds' reasons. trials: probe rounds under way.
+    job (`copies`). why: what made the coordinator decide, for the rounds' reasons.
     """
 
     inventory: Inventory
@@ -59,7 +59,6 @@ class Ground:
     ghosts: Mapping[str, tuple[Ghost, ...]]
     leader: str
     why: str
-    trials: Mapping[str, Trial] = field(default_factory=dict)
 
 
 def spots_of(state: JobState, inventory: Inventory) -> tuple[Spot, ...]:
@@ -239,7 +238,6 @@ def new_round(state: JobState, members: Sequence[Member], ground: Ground) -> All
         leader=ground.leader,
         grace=not state.gone,
         releasing=still_held(state, members, ground.inventory),
-        probe=bool(members) and state.job in ground.trials,
     )
 
 
@@ -248,8 +246,6 @@ def _change(state: JobState, members: Sequence[Member], ground: Ground) -> str:
     now, then = _extent(state.members, ground.inventory), _extent(members, ground.inventory)
     if state.paused:
         return f"paused by a person: {now} given back"
-    if (trial := ground.trials.get(state.job)) is not None and members:
-        return f"{trial.reason} ({now} -> {then})"
     if not members:
         return f"{now} given back: {ground.why}"
     if not state.members:
@@ -317,7 +313,7 @@ def _break_circles(plans: dict[str, Plan], ground: Ground) -> None:
     if kept != plan.state.members:
         alone = plan.blockers == {job}
         why = "another agent of it gets these GPUs" if alone else "makes room for a job with which it swaps GPUs"
-        round_ = new_round(plan.state, kept, replace(ground, why=why, trials={}))
+        round_ = new_round(plan.state, kept, replace(ground, why=why))
         plans[job] = replace(plan, allocation=round_)
 
 
