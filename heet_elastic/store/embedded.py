@@ -7,6 +7,7 @@ alone is sent when the starting *thread* ends). The supervisor's own death ends 
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import logging
 import os
@@ -100,15 +101,25 @@ class EmbeddedSettings:
     extra_arguments: tuple[str, ...] = ()
 
 
-def free_port(host: str) -> int:
-    """A port that nobody uses on `host` right now. UsageError when the address is not this machine's."""
+def free_port(host: str, port: int = 0) -> int:
+    """`port`, or any one, if nobody listens there right now. UsageError when it is taken or no address of ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As etcd does: connections that a listener before us left behind are no reason against its port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, 0))
+            probe.bind((host, port))
         except OSError as e:
-            raise UsageError(f"cannot listen on {host}: {e.strerror}; is it an address of this machine?") from e
+            raise UsageError(f"cannot listen on {_bracketed(host)}{f':{port}' if port else ''}: {_why(e)}") from e
         return int(probe.getsockname()[1])
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another program listens there; choose another port, or name that etcd instead of starting one"
+    if error.errno == errno.EACCES:
+        return f"{error.strerror}; choose a port above 1023"
+    return f"{error.strerror}; is it an address of this machine?"
 
 
 class EmbeddedEtcd:
@@ -149,7 +160,8 @@ class EmbeddedEtcd:
     def start(self) -> None:
         """Start etcd and wait until it serves.
 
-        UsageError: no binary, unusable folder or address. StoreUnavailableError: not ready; its log's words.
+        UsageError: no binary, unusable folder or address, a port that is taken. StoreUnavailableError: not ready; its
+        log's words.
         """
         if self.running:
             return
@@ -157,7 +169,8 @@ class EmbeddedEtcd:
         self._warn(binary)
         fixed, tries = self.settings.port != 0 or self._port != 0, 3
         for attempt in range(tries):
-            self._port = self._port if fixed else free_port(self.settings.listen)
+            # Looked at even when it is fixed: where another etcd listens, that one would answer that it is healthy.
+            self._port = free_port(self.settings.listen, self._port if fixed else 0)
             self._launch(binary)
             try:
                 self._wait_ready()

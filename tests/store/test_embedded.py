@@ -135,9 +135,21 @@ class TestWhatCanGoWrong:
     def test_a_port_that_is_taken(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             server = EmbeddedEtcd(EmbeddedSettings(str(tmp_path), port=other.getsockname()[1]))
-            with pytest.raises(StoreUnavailableError, match=r"address already in use.*etcd\.log"):
+            with pytest.raises(UsageError, match=rf"cannot listen on {server.endpoint}: another program listens there"):
                 server.start()
         assert not server.running
+
+    def test_a_port_where_another_etcd_answers_is_not_taken_for_ours(self, etcd: EmbeddedEtcd, tmp_path: Path) -> None:
+        """However long ours takes to find out: the other one says that it is healthy all the while."""
+        etcd.start()
+        slow = tmp_path / "slow"
+        slow.write_text(f'#!/bin/sh\nsleep 1\nexec {find_etcd(os.environ)} "$@"\n')
+        slow.chmod(0o755)
+        port = parse_endpoints(etcd.endpoint)[0].port
+        second = EmbeddedEtcd(EmbeddedSettings(str(tmp_path / "second"), port=port, binary=str(slow)))
+        with pytest.raises(UsageError, match="another program listens there"):
+            second.start()
+        assert not second.running
 
     def test_a_program_that_ends_at_once(self, tmp_path: Path) -> None:
         server = EmbeddedEtcd(EmbeddedSettings(str(tmp_path), binary="/bin/false"))
