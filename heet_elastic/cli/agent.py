@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command("heet-agent")(agent)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(lambda: app(given, prog_name="heet-agent", standalone_mode=False)))
+    sys.exit(run(lambda: app(given, prog_name="heet-agent")))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import typer
 
 from heet_elastic.cli.access import Access, open_store
 from heet_elastic.cli.explain import JobArgument, find
+from heet_elastic.cli.output import console
 from heet_elastic.cli.picture import Picture
-from heet_elastic.cli.render import console
 from heet_elastic.coordinator.api import Table
 from heet_elastic.errors import StoreUnavailableError, UsageError
 from heet_elastic.model import Control, JobView

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from heet_elastic.cli import render
+from heet_elastic.cli import output, render
 from heet_elastic.errors import UsageError
 from heet_elastic.predictor import DEFAULT, METHODS
 from heet_elastic.predictor.api import FloatArray
@@ -92,10 +92,10 @@ def evaluate(
         judged = judge(table, {n: METHODS[n] for n in names}, METHODS[DEFAULT], plan, cold=True, report=report)
     scores = {n: score(judged.predictions[n, probes]) for n in names}
     if as_json and not details:
-        render.print_json(_figures(scores, table))
+        output.print_json(_figures(scores, table))
     found = _details(judged, scores, left_out) if not as_json or details or out is not None else {}
     if as_json and details:
-        render.print_json({**_figures(scores, table), **found})
+        output.print_json({**_figures(scores, table), **found})
     if not as_json:
         _print(judged, scores, left_out, found)
     if out is not None:
@@ -224,7 +224,7 @@ def _percent(value: float | None, digits: int = 1) -> str:
 
 
 def _print(judged: Judged, scores: dict[str, Score], left_out: LeftOut, found: dict[str, Any]) -> None:
-    console, table, plan = render.console(), judged.table, judged.plan
+    console, table, plan = output.console(), judged.table, judged.plan
     cells = int(np.isfinite(table.throughput_JK).sum())
     console.print(
         f"{len(table.jobs)} jobs of {len(set(table.families))} families, {len(table.configurations)} configurations on "

@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from heet_elastic.cli.access import Access
+from heet_elastic.cli.output import console, print_json
 from heet_elastic.cli.picture import JobLine, Picture, job_line, speeds
-from heet_elastic.cli.render import console, print_json, speeds_table
+from heet_elastic.cli.render import speeds_table
 from heet_elastic.cli.status import Json, fetch
 from heet_elastic.errors import UsageError
 from heet_elastic.model import JobView

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from heet_elastic.agents.facts import GpuFacts, Usage
 from heet_elastic.agents.hosts import HostProbe, HostSettings, examine_host
+from heet_elastic.cli.output import console
 from heet_elastic.model import Gpu
 
 PLAIN_WIDTH = 200
@@ -33,7 +33,7 @@ def probe(
     if as_json:
         print(json.dumps(to_json(found), indent=2))
     else:
-        show(found, Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH))
+        show(found, console(PLAIN_WIDTH))
     if not any(g.unusable is None for g in found.record.gpus):
         raise typer.Exit(1)
 
@@ -54,30 +54,30 @@ def to_json(found: HostProbe) -> dict[str, Any]:
     }
 
 
-def show(found: HostProbe, console: Console) -> None:
+def show(found: HostProbe, out: Console) -> None:
     """Print a probe for people."""
     record, snapshot = found.record, found.snapshot
-    console.print(f"Host {record.host} at {record.address}, network {record.network}", highlight=False)
+    out.print(f"Host {record.host} at {record.address}, network {record.network}")
     if snapshot is not None and snapshot.driver:
         cuda = "" if not snapshot.cuda else f", CUDA up to {snapshot.cuda // 1000}.{snapshot.cuda % 1000 // 10}"
-        console.print(f"NVIDIA driver {snapshot.driver}{cuda}", highlight=False)
+        out.print(f"NVIDIA driver {snapshot.driver}{cuda}")
     elif found.source == "inventory":
-        console.print("Devices are those of the inventory file; nothing was probed", highlight=False)
+        out.print("Devices are those of the inventory file; nothing was probed")
     facts = {} if snapshot is None else {g.uuid: g for g in snapshot.gpus if g.uuid}
-    console.print(_devices(record.gpus, facts, console))
+    out.print(_devices(record.gpus, facts, out))
     types = Counter(g.host_type for g in record.gpus if g.unusable is None)
     offered = ", ".join(f"{n} x {t}" for t, n in types.items()) or "nothing"
-    console.print(f"Offered: {offered}", highlight=False)
+    out.print(f"Offered: {offered}")
     for line in _links(found):
-        console.print(line, highlight=False)
+        out.print(line)
     if found.hidden:
-        console.print(f"Not offered (not visible to this process): {', '.join(found.hidden)}", highlight=False)
+        out.print(f"Not offered (not visible to this process): {', '.join(found.hidden)}")
     for problem in found.problems:
-        console.print(f"Note: {problem}", highlight=False, soft_wrap=True)
+        out.print(f"Note: {problem}", soft_wrap=True)
 
 
-def _devices(gpus: Sequence[Gpu], facts: dict[str, GpuFacts], console: Console) -> Table:
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+def _devices(gpus: Sequence[Gpu], facts: dict[str, GpuFacts], out: Console) -> Table:
+    table = Table(box=SIMPLE_HEAD if out.is_terminal else None, pad_edge=False)
     for name in ("device", "host type", "memory", "sm", "NUMA", "busy", "used", "heat", "state"):
         table.add_column(name, overflow="fold")
     for gpu in gpus:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from heet_elastic.cli.picture import HostLine, JobLine, Picture, Speed, host_lines, job_lines
 
-PLAIN_WIDTH = 250
-"""Columns when the output is no terminal: one thing stays on one line."""
-
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "waiting": "yellow"}
-
-
-def console() -> Console:
-    """Where commands print."""
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(width=PLAIN_WIDTH, highlight=False, no_color=True)
-
-
-def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def table(*columns: str) -> Table:

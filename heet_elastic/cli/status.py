@@ -12,8 +12,9 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from heet_elastic.cli.access import Access, open_store
+from heet_elastic.cli.output import console, print_json
 from heet_elastic.cli.picture import Picture, host_lines, job_lines, take_picture
-from heet_elastic.cli.render import as_json, console, hosts_table, jobs_table, print_json, whole
+from heet_elastic.cli.render import as_json, hosts_table, jobs_table, whole
 from heet_elastic.store.mirror import Mirror
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

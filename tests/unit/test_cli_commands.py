@@ -8,6 +8,7 @@ from importlib import import_module
 
 import pytest
 
+from heet_elastic.cli import agent as agent_command
 from heet_elastic.cli import coordinator as coordinator_command
 from heet_elastic.cli import main as heet
 from heet_elastic.cli.errors import run
@@ -72,6 +73,15 @@ def test_without_etcd_a_sentence_says_so_in_time(words: list[str], capsys):
 def test_wrong_arguments_end_with_2(words: list[str], sentence: str, capsys):
     assert ended(heet.main, *words) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [heet.main, agent_command.main, coordinator_command.main])
+@pytest.mark.parametrize("words", [["--no-such-flag"], ["--etcd"], ["--prefix", "heet/", "--etcd", "127.0.0.1:1"]])
+def test_every_program_answers_a_mistake_with_a_sentence_and_2(main, words: list[str], capsys):
+    assert ended(main, *words) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert words[0] in err or "prefix" in err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from heet_elastic.cli import render
+from heet_elastic.cli import output, render
 from heet_elastic.cli.control import said_of_newest, vanished
 from heet_elastic.cli.explain import find, sentences
 from heet_elastic.cli.picture import Picture, host_lines, job_lines, speeds
@@ -151,6 +151,20 @@ def test_names_are_shown_as_they_are_and_not_as_markup():
     text = text_of(render.whole(picture(odd)))
     assert "[bold]x" in text
     assert "h[red]1" in text
+
+
+@pytest.mark.parametrize("name", ["a[red]b", "[/]", "fe80::a:1", ":smile:", "100%", "{0}", "\\[b]"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_whatever_a_command_prints_comes_out_as_it_is(name: str, terminal: bool, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    shown = output.console()
+    shown.print(f"job {name} is cancelled")
+    table = render.table("host")
+    table.add_row(name)
+    shown.print(table)
+    out = capsys.readouterr().out
+    assert f"job {name} is cancelled" in out
+    assert out.count(name) == 2
 
 
 def test_an_empty_store_says_what_to_do():
