@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -24,6 +23,7 @@ from heet_elastic.agents.node_command import Here
 from heet_elastic.agents.node_reconcile import NodeTimes
 from heet_elastic.cli.access import Access, open_store, with_access
 from heet_elastic.cli.errors import run
+from heet_elastic.cli.signals import on_signals
 from heet_elastic.errors import UsageError
 from heet_elastic.store.etcd import parse_endpoints
 from heet_elastic.store.keys import encode_id
@@ -83,12 +83,7 @@ def agent(
         host = host if host.address else replace(host, address=local_address((etcd.host, etcd.port)))
         node = Node(store, access.keys, settings, host, here)
 
-        def stop(number: int, frame: FrameType | None) -> None:
-            del frame
-            node.stop(drain=number != signal.SIGHUP)
-
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, stop)
+        on_signals(lambda number: node.stop(drain=number != signal.SIGHUP))
         node.run()
     finally:
         store.close()

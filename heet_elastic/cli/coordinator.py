@@ -8,22 +8,22 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from heet_elastic import __version__
 from heet_elastic.cli.access import Access, open_store
 from heet_elastic.cli.errors import run
+from heet_elastic.cli.signals import on_signals
 from heet_elastic.coordinator.daemon import Coordinator
 from heet_elastic.coordinator.settings import SETTINGS, CoordinatorSettings, as_toml, build
 from heet_elastic.errors import UsageError
 from heet_elastic.store.embedded import EmbeddedEtcd, EmbeddedSettings
 from heet_elastic.store.etcd import parse_endpoints
+from heet_elastic.store.keeper import kept
 
 log = logging.getLogger("heet_elastic.coordinator")
 
@@ -74,12 +74,11 @@ def _main(arguments: Sequence[str]) -> int:
         store = open_store(access)
         coordinator = Coordinator(store, settings, settings.host or socket.gethostname())
 
-        def stop(number: int, frame: FrameType | None) -> None:
-            del number, frame
+        def stop(number: int) -> None:
+            del number
             coordinator.stop()
 
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        on_signals(stop)
         try:
             coordinator.run()
         finally:
@@ -100,7 +99,8 @@ def _endpoint(settings: CoordinatorSettings) -> Iterator[str]:
     with EmbeddedEtcd(EmbeddedSettings(folder, listen.host, listen.port)) as etcd:
         log.info("etcd serves at %s, data in %s", etcd.endpoint, folder)
         print(f"etcd: {etcd.endpoint}", flush=True)
-        yield etcd.endpoint
+        with kept(etcd):
+            yield etcd.endpoint
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from heet_elastic.store.embedded import (
     version_warning,
 )
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
+from heet_elastic.store.keeper import kept
 from tests.store.labs import wait_until
 
 
@@ -123,6 +124,46 @@ def test_it_dies_with_its_parent_but_not_with_the_thread_that_started_it(tmp_pat
             wait_until(lambda: gone(supervisor))
         finally:
             parent.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_ends_by_itself_is_started_again_on_its_port_and_data(etcd: EmbeddedEtcd, number: int) -> None:
+    etcd.start()
+    endpoint, store = etcd.endpoint, client(etcd)
+    store.txn([], [Put("/k", b"v")])
+    with kept(etcd):
+        first = etcd.pid
+        os.kill(first, number)
+        wait_until(lambda: etcd.pid not in (0, first) and readable(store))
+        assert (etcd.endpoint, store.read("/k").entries["/k"].value) == (endpoint, b"v")
+    store.close()
+    etcd.stop()
+    assert not etcd.running, "after the block nobody starts it again"
+
+
+def test_one_that_cannot_come_back_is_tried_again_until_it_can(
+    etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd.start()
+    address = parse_endpoints(etcd.endpoint)[0]
+    with kept(etcd):
+        monkeypatch.setattr(etcd, "restart", refuse_first(etcd.restart))
+        os.kill(etcd.pid, signal.SIGKILL)
+        wait_until(lambda: "does not come back: not yet; tried again in 1 s" in caplog.text)
+        wait_until(lambda: "serves again" in caplog.text)
+        with socket.create_connection((address.host, address.port)):
+            pass
+
+
+def refuse_first(restart: Callable[[], None]) -> Callable[[], None]:
+    tries = iter(range(1000))
+
+    def tried() -> None:
+        if next(tries) == 0:
+            raise StoreUnavailableError("not yet")
+        restart()
+
+    return tried
 
 
 def test_a_terminal_s_interrupt_does_not_reach_it(etcd: EmbeddedEtcd) -> None:
