@@ -20,6 +20,7 @@ from heet_elastic.coordinator.api import Action, Allocate, Decision, Memory, Set
 from heet_elastic.coordinator.decide import decide
 from heet_elastic.coordinator.decide.table import refresh
 from heet_elastic.coordinator.election import Term, campaign
+from heet_elastic.coordinator.rounding import Rounded
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.coordinator.writes import transactions
 from heet_elastic.errors import StoreUnavailableError
@@ -244,7 +245,7 @@ class Coordinator:
         if fitted is None or stale:
             assert isinstance(profiles, dict)
             history: list[Profile] = [profiles[name] for name in sorted(profiles)]
-            fitted = self._fitted = _Fitted(self._fit(history, self._rng), profiles, now)
+            fitted = self._fitted = _Fitted(Rounded(self._fit(history, self._rng)), profiles, now)
         return fitted.predictor
 
     def _apply(self, decision: Decision, snapshot: Snapshot) -> int:

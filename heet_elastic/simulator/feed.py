@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from heet_elastic.coordinator.api import Axes, Row, Table
 from heet_elastic.coordinator.decide.table import axes_of, refresh
+from heet_elastic.coordinator.rounding import Rounded
 from heet_elastic.model import CellCounters, Configuration, Host, Profile, RoundProgress, SampleRecord, Snapshot
 from heet_elastic.predictor import METHODS
 from heet_elastic.predictor.api import Predictor, Source
@@ -123,8 +124,8 @@ class TrueFeed:
 class Sampler:
     """Counters of simulated workers: time and steps per configuration, with a measurement error per cell.
 
-    A step is one unit of work, so speeds in steps/s are the table's. The error of a cell is drawn once (a job's repeats
-    on one placement agree better than two placements do): the same for every policy of a seed.
+    A step is one unit of work and one sample, so speeds in samples/s are the table's. The error of a cell is drawn once
+    (a job's repeats on one placement agree better than two placements do): the same for every policy of a seed.
     """
 
     def __init__(self, truth: Truth, noise: float, seed: int) -> None:
@@ -146,7 +147,7 @@ class Sampler:
             self._counters(job, configuration, seconds, speed)
             for configuration, (seconds, speed) in self._cells.get(job, {}).items()
         )
-        progress = RoundProgress(round_, steps=body.done) if body.done > 0 else RoundProgress(round_)
+        progress = RoundProgress(round_, steps=body.done, samples=body.done)
         return SampleRecord(agent=WRITER, round=round_, cells=cells, rounds=(progress,))
 
     def _count(self, body: Body, now: float) -> None:
@@ -164,11 +165,12 @@ class Sampler:
 
     def _counters(self, job: str, configuration: Configuration, seconds: float, speed: float) -> CellCounters:
         step_s = 1.0 / (speed * self._error(job, configuration))
+        steps = max(int(seconds / step_s), 1)
         return CellCounters(
             configuration=configuration,
             seconds=seconds,
-            steps=max(int(seconds / step_s), 1),
-            local_samples=0.0,
+            steps=steps,
+            local_samples=float(steps),
             local_tokens=0.0,
             step_s=step_s,
             step_spread_s=step_s * self._noise,
@@ -252,7 +254,7 @@ class PredictedFeed:
         fitted = self._fitted
         if fitted is None or (fitted[1] is not profiles and now - fitted[2] >= self._settings.refit_s):
             history = [profiles[name] for name in sorted(profiles)]
-            fitted = self._fitted = (self._fit(history, self._rng), profiles, now)
+            fitted = self._fitted = (Rounded(self._fit(history, self._rng)), profiles, now)
         return fitted[0]
 
     def _masked(self, name: str, job: str, row: Row) -> Row:

@@ -81,7 +81,7 @@ class World:
             requested_workers=job.requested,
             priority=job.priority,
             total_work=job.total_work,
-            work_unit="steps",
+            work_unit="samples",
             script=family,
         )
         agents = {a.agent: self._versioned(a) for a in (self._agent(job.job, h) for h in self.hosts.values())}
