@@ -23,11 +23,12 @@ class Bargain:
     def __init__(self, value_JHW: FloatArray, gpus_H: IntArray, type_J: IntArray, workers_J: IntArray) -> None:
         self.value_JHW = value_JHW
         self.gpus = gpus_H
-        self.type_J, self.workers_J = type_J.copy(), workers_J.copy()
+        inside = workers_J <= value_JHW.shape[2]
+        self.type_J, self.workers_J = np.where(inside, type_J, -1), np.where(inside, workers_J, 0)
         self.index = np.arange(len(type_J))
         self.counts = np.arange(1, value_JHW.shape[2] + 1)
         self.least = LEAST_GAIN * float(value_JHW.max(initial=0.0))
-        wrong = (type_J >= 0) & (self.held() <= 0)
+        wrong = (self.type_J >= 0) & (self.held() <= 0)
         self.type_J[wrong], self.workers_J[wrong] = -1, 0
 
     def held(self) -> FloatArray:

@@ -62,6 +62,8 @@ def _spread(placing: Placing) -> list[tuple[float, str, int]]:
         if len(where) < 2 or problem.frozen_J[j] or problem.min_hosts_J[j] > 1 or problem.per_host_J[j]:
             continue
         workers, h = sum(where.values()), placing.type_J[j]
+        if workers > problem.throughput_JHWS.shape[2]:
+            continue
         speed, dense = placing.sizes.speed(j, tuple(where.items()))
         together = float(problem.throughput_JHWS[j, h, workers - 1, DENSE])
         if dense or together <= speed or placing.sizes.fewest_hosts(j, h, workers) > 1:

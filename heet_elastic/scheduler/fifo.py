@@ -41,10 +41,13 @@ def _choose(problem: Problem, rng: np.random.Generator) -> Choice:
     jobs = len(problem.jobs)
     type_J, workers_J = np.full(jobs, -1), np.zeros(jobs, dtype=np.int64)
     free = options.gpus_H.copy()
-    running = options.running_J
+    running = options.stays_J
     for j in np.flatnonzero(running):
-        type_J[j], workers_J[j] = options.current_type_J[j], min(options.current_J[j], free[options.current_type_J[j]])
-        free[type_J[j]] -= workers_J[j]
+        if options.current_J[j] <= free[options.current_type_J[j]]:
+            type_J[j], workers_J[j] = options.current_type_J[j], options.current_J[j]
+            free[type_J[j]] -= workers_J[j]
+        else:
+            running[j] = False  # GPUs have gone: it starts again as it asked to
     wants = asked_for(problem, options)
     order = np.argsort(-problem.age_s_J, kind="stable")
     rank = np.empty(jobs)

@@ -141,7 +141,7 @@ def _round(
     jobs = len(wants)
     type_J, workers_J = np.full(jobs, -1), np.zeros(jobs, dtype=np.int64)
     current_type, current, free = options.current_type_J, options.current_J, options.gpus_H.copy()
-    for j in np.flatnonzero(options.running_J & (problem.since_rescale_s_J < policy.interval_s)):
+    for j in np.flatnonzero(options.stays_J & (problem.since_rescale_s_J < policy.interval_s)):
         if current[j] == wants[j] and free[current_type[j]] >= current[j]:
             type_J[j], workers_J[j] = current_type[j], current[j]
             free[current_type[j]] -= current[j]

@@ -89,6 +89,12 @@ def _running(policy: Market, problem: Problem, options: Options, rows: IntArray)
     return charged
 
 
+def market_value(policy: Market, problem: Problem) -> tuple[FloatArray, IntArray]:
+    """(value_JHW, gpus_H): what the market of `problem` maximises, and the GPUs that it clears."""
+    options = build_options(problem)
+    return values_JHW(policy, problem, options, weights_J(policy, problem, options)), options.gpus_H
+
+
 def duality_gap(policy: Market, problem: Problem) -> float:
     """(bound - value) / bound of the market cleared from nothing: how far from the best it is at most."""
     options = build_options(problem)

@@ -14,17 +14,21 @@ from itertools import pairwise
 
 import numpy as np
 
-from heet_elastic.scheduler.api import DENSE, BoolArray, Choice, FloatArray, IntArray, Placed, Problem
+from heet_elastic.scheduler.api import BoolArray, Choice, FloatArray, IntArray, Placed, Problem
+from heet_elastic.scheduler.density import densest_speed_JHW
 from heet_elastic.scheduler.spanning import Span, settle_spanning
+
+SLOWEST, FASTEST = 1e-100, 1e100
+"""Speeds outside are no speeds: they would overflow in ratios."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The possible configurations of a problem.
 
-    speed_JHW[j,h,w-1]: densest throughput, 0 = not possible. gpus_H: GPUs of each type that policies may give away.
-    current_type_J, current_J: what jobs hold (-1, 0 = nothing). fixed_J: jobs that are settled already, with
-    fixed_type_J and fixed_workers_J; their speeds here are 0.
+    speed_JHW[j,h,w-1]: throughput on the fewest hosts that the job can have, 0 = not possible. gpus_H: GPUs of each
+    type that policies may give away. current_type_J, current_J: what jobs hold (-1, 0 = nothing). fixed_J: jobs that
+    are settled already, with fixed_type_J and fixed_workers_J; their speeds here are 0.
     """
 
     speed_JHW: FloatArray
@@ -39,6 +43,14 @@ class Options:
     def running_J(self) -> BoolArray:
         """Jobs that hold GPUs and take part."""
         return (self.current_J > 0) & ~self.fixed_J
+
+    @property
+    def stays_J(self) -> BoolArray:
+        """Jobs that hold a configuration which is still possible for them, so that they may keep it."""
+        stays = self.running_J & (self.current_J <= self.speed_JHW.shape[2])
+        rows = np.flatnonzero(stays)
+        stays[rows] = self.speed_JHW[rows, self.current_type_J[rows], self.current_J[rows] - 1] > 0
+        return stays
 
     def choice(self, type_J: IntArray, workers_J: IntArray, price_J: FloatArray, note: str) -> Choice:
         """A policy's decision, completed by the jobs that were settled before it."""
@@ -72,7 +84,7 @@ def room_JH(problem: Problem) -> IntArray:
             holding = (usable[rigid] >= each[rigid, None]).sum(axis=1)
             hosts = (usable > 0).sum(axis=1)
         room[rigid, h] = each[rigid] * np.minimum(holding, problem.max_hosts_J[rigid])
-        room[:, h] *= problem.min_hosts_J <= hosts
+        room[:, h] *= problem.min_hosts_J <= np.minimum(hosts, problem.max_hosts_J)
     return room
 
 
@@ -115,14 +127,12 @@ def build_options(problem: Problem, patience_s: float = 600.0) -> Options:
             fixed[row], fixed_type[row], fixed_workers[row] = True, h, workers
         room = np.minimum(room, gpus)
     counts = np.arange(1, allowed.shape[1] + 1)
-    dense = problem.throughput_JHWS[..., DENSE]
+    dense = densest_speed_JHW(problem)
     possible = allowed[:, None, :] & (counts <= room[:, :, None])
     if fixed.any():
         possible[fixed] = False
-    possible &= dense > 0  # False for NaN too
+    possible &= (dense > SLOWEST) & (dense < FASTEST)  # False for NaN too
     speed = np.where(possible, dense, 0.0)
-    if not np.isfinite(speed).all():
-        speed[~np.isfinite(speed)] = 0.0
     return Options(speed, gpus, kind, held, fixed, fixed_type, fixed_workers)
 
 

@@ -55,7 +55,10 @@ class Placer:
         wanted.sort(key=names.__getitem__)
         for j in wanted:
             if problem.current[j]:
-                self.set(j, self._shrunk(j, self._kept(j), self.want_J[j]))
+                kept = self._kept(j)
+                # On too few hosts (its limits have changed), it leaves a worker for each one that it lacks.
+                lacks = max(int(problem.min_hosts_J[j]) - len(kept), 0) * max(self.per_host_J[j], 1)
+                self.set(j, self._shrunk(j, kept, max(self.want_J[j] - lacks, 0)))
         growing = [j for j in wanted if sum(self.placed.get(j, {}).values()) < self.want_J[j]]
         growing = [j for j in growing if not self._grow_at_home(j)]
         growing.sort(key=lambda j: (sum(self.placed.get(j, {}).values()) - self.want_J[j], names[j]))
@@ -127,7 +130,7 @@ class Placer:
         where = self._at_home(j, kept, self.want_J[j])
         if sum(where.values()) < self.want_J[j]:
             return False
-        if not (self.intact(j) and self.faster(j, kept, where) is False):
+        if not (self._may_stay(j) and not self.faster(j, kept, where)):
             self.set(j, where)
         return True
 
@@ -147,6 +150,12 @@ class Placer:
         kept = self.placed.get(j, {})
         return bool(kept) and tuple(sorted(kept.items())) == self.problem.current[j]
 
+    def _may_stay(self, j: int) -> bool:
+        """Whether job j may go on as it is: intact, and within its limits (they may have changed meanwhile)."""
+        kept = self.placed.get(j, {})
+        held = sum(kept.values())
+        return self.intact(j) and held in self._counts_down(j, held)[:1] and len(kept) >= self.problem.min_hosts_J[j]
+
     def faster(self, j: int, old: Where, new: Where) -> bool:
         """Whether job j is faster at `new`."""
         now, _ = self.sizes.speed(j, tuple(sorted(old.items())))
@@ -156,7 +165,7 @@ class Placer:
     def _grow(self, j: int) -> None:
         """Give job j what it lacks; else the next allowed count below; else what it holds already, or nothing."""
         kept = self.placed.get(j, {})
-        held, intact = sum(kept.values()), self.intact(j)
+        held, intact = sum(kept.values()), self._may_stay(j)
         for want in self._counts_down(j, self.want_J[j]):
             if want <= held and intact:
                 return

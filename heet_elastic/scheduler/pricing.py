@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from heet_elastic.scheduler.api import DENSE, FloatArray, IntArray, Problem
-from heet_elastic.scheduler.options import Options
+from heet_elastic.scheduler.options import FASTEST, SLOWEST, Options
 
 Objective = Literal["both", "short", "scale"]
 
@@ -27,7 +27,7 @@ def at_count(speed_JHW: FloatArray, workers_JH: IntArray) -> FloatArray:
 def single_speed_JH(problem: Problem, options: Options) -> FloatArray:
     """T_j(h, 1), or for a job that may not run with one worker its best speed per worker on h."""
     one = problem.throughput_JHWS[:, :, 0, DENSE]
-    known = (one > 0) & np.isfinite(one)
+    known = (one > SLOWEST) & (one < FASTEST)
     if known.all():
         return one
     counts = np.arange(1, options.speed_JHW.shape[2] + 1)
@@ -50,7 +50,7 @@ def price_JH(
 ) -> FloatArray:
     """price(j, k) for one worker count per job and type, in seconds; inf = not possible."""
     speed = at_count(options.speed_JHW, workers_JH)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if objective == "short":
             price = problem.remaining_J[:, None] / single_speed_JH(problem, options)
         elif objective == "scale":

@@ -66,8 +66,9 @@ class Sizes:
         if len(types) > 1:
             return min(float(table[j, h, workers - 1, SPREAD]) for h in types), False
         (h,) = types
+        stands = -(-workers // max(self._largest[h][0], 1))  # hosts for which DENSE stands
         dense = len(where) == 1 or len(where) <= self.fewest_hosts(j, h, workers)
-        return float(table[j, h, workers - 1, DENSE if dense else SPREAD]), dense
+        return float(table[j, h, workers - 1, DENSE if len(where) <= stands else SPREAD]), dense
 
 
 def reprice(problem: Problem, placed: tuple[Placed, ...]) -> Priced:
