@@ -281,6 +281,7 @@ class Allocation:
     leader: str = ""  # UUID of the coordinator that planned it; empty for rounds that members wrote
     grace: bool = True  # old workers get the full grace on SIGTERM; False after a lost peer or a failure
     releasing: tuple[Member, ...] = ()  # devices of earlier rounds that were not yet free (coordinator.decide.devices)
+    probe: bool = False  # only measures, or is on the way there or back (coordinator.decide.probes)
 
     def __post_init__(self) -> None:
         if self.round < 1:
@@ -414,6 +415,9 @@ class Account:
     rounds_seen: int = 0
     paused: bool = False
     may_run: tuple[PastRound, ...] = ()  # rounds whose workers may still run (coordinator.decide.copies)
+    probes: int = 0  # probe rounds begun, and what they are charged with
+    probe_s: float = 0.0
+    first_seen: float | None = None  # wall clock of the coordinator that saw it first; nothing is decided by it
 
 
 @dataclass(frozen=True, slots=True)

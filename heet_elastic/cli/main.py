@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, bool]] = {
     "doctor": ("heet_elastic.cli.doctor:doctor", False),
     "evaluate": ("heet_elastic.cli.evaluate:evaluate", False),
     "simulate": ("heet_elastic.cli.simulate:simulate", True),
+    "trace": ("heet_elastic.cli.trace:trace", True),
 }
 """Commands in the order of `heet --help`: where they are, and whether they get the options about etcd from here."""
 

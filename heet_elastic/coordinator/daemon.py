@@ -253,7 +253,7 @@ class Coordinator:
         assert self._term is not None
         fences = self._term.compares(self.keys)
         newest = 0
-        for (compares, operations), actions in transactions(decision.actions, self.keys, snapshot):
+        for (compares, operations), actions in transactions(decision.actions, self.keys, snapshot, time.time()):
             if not self._term.alive:
                 break
             outcome = self._store.txn([*fences, *compares], operations)

@@ -7,6 +7,7 @@ a job compares its description as seen, so that nothing is written about a job t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from heet_elastic.coordinator.api import (
     Action,
@@ -34,17 +35,30 @@ _BATCH = (MAX_TXN_OPERATIONS - 8) // 2
 Transaction = tuple[list[Compare], list[Operation]]
 
 
-def transactions(actions: Sequence[Action], keys: Keys, snapshot: Snapshot) -> list[tuple[Transaction, list[Action]]]:
+def transactions(
+    actions: Sequence[Action], keys: Keys, snapshot: Snapshot, wall_s: float | None = None
+) -> list[tuple[Transaction, list[Action]]]:
     """The actions as transactions in the order in which they must be written, each with the actions that it holds.
 
     Statuses, accounts and profiles share transactions. Accounts come first: they say which round ran last, which must
-    be known before another one is written.
+    be known before another one is written. wall_s: the time of day, for histories alone (`Account.first_seen`).
     """
-    accounts = [a for a in actions if isinstance(a, SetAccount)]
+    accounts = [_dated(a, snapshot, wall_s) for a in actions if isinstance(a, SetAccount)]
     said = [a for a in actions if isinstance(a, (SetStatus, SetProfile))]
     single = [a for a in actions if not isinstance(a, (SetStatus, SetAccount, SetProfile))]
     alone: list[tuple[Transaction, list[Action]]] = [(transaction(a, keys, snapshot), [a]) for a in single]
     return [*_batches(accounts, keys, snapshot), *alone, *_batches(said, keys, snapshot)]
+
+
+def _dated(action: SetAccount, snapshot: Snapshot, wall_s: float | None) -> SetAccount:
+    """The account with the time of day at which its job was first seen, as it was written first."""
+    account = action.account
+    if account.first_seen is not None or wall_s is None:
+        return action
+    view = snapshot.jobs.get(action.job)
+    stored = None if view is None or view.account is None else view.account.record
+    known = stored.first_seen if stored is not None and stored.incarnation == account.incarnation else None
+    return SetAccount(action.job, replace(account, first_seen=wall_s - account.age_s if known is None else known))
 
 
 def _batches(actions: Sequence[Action], keys: Keys, snapshot: Snapshot) -> list[tuple[Transaction, list[Action]]]:

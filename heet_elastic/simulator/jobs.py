@@ -114,9 +114,25 @@ def dump_jobs(path: Path, jobs: Sequence[SimJob]) -> None:
     with path.open("w", newline="", encoding="utf-8") as f:
         writer = csv.writer(f)
         writer.writerow(DUMP_COLUMNS)
-        for j in jobs:
-            flags = [j.job, repr(j.priority), str(j.rigid).lower(), j.min_workers, j.max_workers]
-            writer.writerow([j.row, repr(j.total_work), j.requested, repr(j.submit_s), *flags])
+        writer.writerows(dump_rows(jobs))
+
+
+def dump_rows(jobs: Sequence[SimJob]) -> list[tuple[str | int, ...]]:
+    """The jobs as rows of `DUMP_COLUMNS`; numbers as they are read back."""
+    return [
+        (
+            j.row,
+            repr(j.total_work),
+            j.requested,
+            repr(j.submit_s),
+            j.job,
+            repr(j.priority),
+            str(j.rigid).lower(),
+            j.min_workers,
+            j.max_workers,
+        )
+        for j in jobs
+    ]
 
 
 class _Rows:

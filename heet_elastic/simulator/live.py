@@ -7,7 +7,7 @@ simulated job does. So the answer is about policies and hosts, as far as the pre
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,7 +26,8 @@ Placed = Mapping[str, Mapping[str, tuple[str, ...]]]
 """job -> host -> devices that it holds there."""
 
 UNKNOWN_WORK_S = 3600.0
-"""A job about whose work nothing is known is taken to need this long on one worker of its fastest type."""
+"""A job about whose work nothing is known is taken to need this long on one worker of the fastest type that is there
+(added hosts do not count: they must not change what there is to do)."""
 MOST_WORKERS = 256
 
 
@@ -44,7 +45,8 @@ class LiveStart:
 def start_from(snapshot: Snapshot, predictor: str, more: Sequence[HostGroup] = ()) -> LiveStart:
     """The start that a snapshot of the store gives, with `more` hosts added. UsageError without hosts or live jobs."""
     hosts = {name: _usable(host) for name, host in snapshot.hosts.items()}
-    hosts.update((f"added {name}", h) for name, h in build_hosts(more).items())
+    for name, host in build_hosts(more).items():
+        hosts[f"added {name}"] = replace(host, name=f"added {name}")
     live = {j: v for j, v in sorted(snapshot.jobs.items()) if v.spec is not None and v.result is None}
     if not any(h.gpus for h in hosts.values()):
         raise UsageError("the cluster has no host with a usable device: nothing to simulate")
@@ -60,14 +62,14 @@ def start_from(snapshot: Snapshot, predictor: str, more: Sequence[HostGroup] = (
     jobs, guessed = [], []
     for job, view in live.items():
         row = table.rows[job]
-        work, known = _left(view, row, snapshot)
+        work, known = _left(view, row, snapshot, table.axes)
         if not known:
             guessed.append(job)
         jobs.append(_sim_job(job, view, work, hosts))
     if guessed:
         shown_names = ", ".join(guessed[:3]) + (f" and {len(guessed) - 3} more" if guessed[3:] else "")
         notes.append(f"how much work is left is a guess for {shown_names}: nothing states or tells it")
-    prior = sorted({t for r in table.rows.values() for t in _by_prior(r, table.axes)})
+    prior = sorted(set.intersection(*(set(_by_prior(r, table.axes)) for r in table.rows.values())))
     if prior:
         notes.append(f"nothing was measured by any of its jobs on {', '.join(prior)}: speeds there are a prior")
     rows = [_true_row(job, table.rows[job], table.axes) for job in live]
@@ -88,7 +90,7 @@ def _by_prior(row: Row, axes: Axes) -> list[str]:
     return [t for h, t in enumerate(axes.host_types) if (row.source_HWS[h] == int(Source.PRIOR)).all()]
 
 
-def _left(view: JobView, row: Row, snapshot: Snapshot) -> tuple[float, bool]:
+def _left(view: JobView, row: Row, snapshot: Snapshot, axes: Axes) -> tuple[float, bool]:
     """(work left, whether anything but a guess says so)."""
     assert view.spec is not None
     spec = view.spec.record
@@ -99,7 +101,10 @@ def _left(view: JobView, row: Row, snapshot: Snapshot) -> tuple[float, bool]:
         return total - row.done, True
     if row.done > 0:
         return row.done, False
-    return UNKNOWN_WORK_S * float(row.throughput_HWS[:, 0, DENSE].max()), False
+    here = {g.host_type for host in snapshot.hosts.values() for g in host.gpus}
+    speed_H = row.throughput_HWS[:, 0, DENSE]
+    present = [float(v) for kind, v in zip(axes.host_types, speed_H, strict=True) if kind in here]
+    return UNKNOWN_WORK_S * max(present, default=float(speed_H.max())), False
 
 
 def _sim_job(job: str, view: JobView, work: float, hosts: Mapping[str, Host]) -> SimJob:
