@@ -50,6 +50,10 @@ FOREIGN_KEYS = frozenset(
 """Keys of torch's own backends (and torch's `timeout=900`): known, and of no meaning here."""
 
 
+LONGEST_ID_BYTES = 200
+"""Of a job id: torch adds to it, and a folder's name has at most 255 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class RendezvousSettings:
     """Settings of one torchrun's rendezvous. Times in seconds; None = no limit or not given."""
@@ -221,6 +225,11 @@ def _check_run_id(run_id: str) -> None:
         check_id("job id (--rdzv-id)", run_id)
     except ValueError as e:
         raise UsageError(str(e)) from None
+    if "/" in run_id or len(run_id.encode()) > LONGEST_ID_BYTES:
+        raise UsageError(
+            f"--rdzv-id={run_id[:60]}: torch makes a folder of that name, so it holds no slash and has at most "
+            f"{LONGEST_ID_BYTES} bytes"
+        )
 
 
 def _check_limits(settings: RendezvousSettings) -> None:

@@ -15,10 +15,9 @@ import typer
 from heet_elastic.agents.node_records import JobCommand, check_variable
 from heet_elastic.errors import UsageError
 from heet_elastic.model import JobSpec, WorkUnit
-from heet_elastic.rendezvous.settings import PARSERS
+from heet_elastic.rendezvous.settings import LONGEST_ID_BYTES, PARSERS
 
 MOST_HOSTS = 1024
-_LONGEST_ID_BYTES = 200
 _FLAGS_SAY = {"name": "--name", "min_workers": "--min", "max_workers": "--max", "workers": "--workers"} | {
     n: f"--{n.replace('_', '-')}" for n in ("multiple_of", "priority", "total_steps", "total_samples", "total_epochs")
 }
@@ -124,10 +123,10 @@ def describe(
 
 def check_job(job: str) -> str:
     """`job` if torchrun can make a folder of that name; UsageError otherwise."""
-    if "/" in job or job in ("none", ".", "..") or len(job.encode()) > _LONGEST_ID_BYTES:
+    if "/" in job or job in ("none", ".", "..") or len(job.encode()) > LONGEST_ID_BYTES:
         raise UsageError(
             f"--id {job[:60]!r}: torchrun makes a folder of that name, so it holds no slash, has at most "
-            f"{_LONGEST_ID_BYTES} bytes, and is not 'none'"
+            f"{LONGEST_ID_BYTES} bytes, and is not 'none'"
         )
     return job
 

@@ -89,3 +89,17 @@ def test_a_rigid_job_and_an_elastic_one_ask_for_different_things():
 def test_limits_that_these_hosts_can_never_meet_are_refused(conf: dict[str, Any]):
     with pytest.raises(UsageError, match="no world size is allowed: at most 3 hosts x 4 workers"):
         asked_spec(read(**conf), nproc=4, script="t.py", incarnation="i", user="u", origin="")
+
+
+@pytest.mark.parametrize("run_id", ["a/b", "/", "ü" * 101, "none", "a\tb", "x" * 129])
+def test_ids_that_torch_cannot_make_a_folder_of_are_refused_before_anything_is_written(run_id: str):
+    with pytest.raises(UsageError, match="rdzv-id"):
+        read_settings(endpoint="e:1", run_id=run_id, min_nodes=1, max_nodes=3, local_addr=None, conf={}, environ={})
+
+
+@pytest.mark.parametrize("run_id", ["ein öß 日本 [b] %2F ..", ".", "..", "ü" * 100, "x" * 128])
+def test_whatever_else_can_be_printed_is_a_job_id(run_id: str):
+    settings, _ = read_settings(
+        endpoint="e:1", run_id=run_id, min_nodes=1, max_nodes=3, local_addr=None, conf={}, environ={}
+    )
+    assert settings.job == run_id
