@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 from heet_elastic.cli.access import Access, open_store
-from heet_elastic.cli.explain import JobArgument, find
 from heet_elastic.cli.output import console
-from heet_elastic.cli.picture import Picture
-from heet_elastic.coordinator.api import Table
+from heet_elastic.cli.watching import JobArgument, known_as_job
 from heet_elastic.errors import StoreUnavailableError, UsageError
 from heet_elastic.model import Control, JobView
 from heet_elastic.store.api import Committed, Compare, Put, View
@@ -95,7 +93,7 @@ def change(access: Access, job: str, new: Callable[[Control, JobView], Control],
     store, keys = open_store(access), access.keys
     try:
         for _ in range(TRIES):
-            view = find(_picture(store.read(keys.job(job)), access), job)
+            view = _view(store.read(keys.job(job)), access, job)
             if view.result is not None:
                 raise UsageError(f"job {job!r} has ended ({view.result.record.outcome}): {view.result.record.reason}")
             known = view.control
@@ -109,5 +107,5 @@ def change(access: Access, job: str, new: Callable[[Control, JobView], Control],
         store.close()
 
 
-def _picture(view: View, access: Access) -> Picture:
-    return Picture(SnapshotDecoder(access.keys).decode(view).snapshot, Table())
+def _view(view: View, access: Access, job: str) -> JobView:
+    return known_as_job(SnapshotDecoder(access.keys).decode(view).snapshot.jobs.get(job, JobView(job)))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.text import Text
 
 from heet_elastic.cli.access import Access
@@ -13,10 +12,9 @@ from heet_elastic.cli.output import console, print_json
 from heet_elastic.cli.picture import JobLine, Picture, job_line, speeds
 from heet_elastic.cli.render import speeds_table
 from heet_elastic.cli.status import Json, fetch
+from heet_elastic.cli.watching import JobArgument
 from heet_elastic.errors import UsageError
 from heet_elastic.model import JobView
-
-JobArgument = Annotated[str, typer.Argument(help="The job's id (--rdzv-id).", metavar="JOB")]
 
 
 def explain(access: Access, job: JobArgument, json_: Json = False) -> None:

@@ -23,5 +23,6 @@ def console(width: int = PLAIN_WIDTH) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    """One JSON document on stdout; letters that it cannot show are escaped as JSON does."""
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=ascii_only, default=str) + "\n")

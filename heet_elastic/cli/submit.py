@@ -242,6 +242,6 @@ def _decoded(key: str, view: View, kind: type[R]) -> R | None:
 def _tell(done: Submitted) -> None:
     print(done.job, flush=True)
     if done.result is not None:
-        print(f"heet: it has {done.result.outcome} already (--again: runs it anew)", file=sys.stderr)
+        print(f"heet: it has ended already: {done.result.outcome} (--again: runs it anew)", file=sys.stderr)
     elif done.existing:
         print("heet: it was submitted before", file=sys.stderr)

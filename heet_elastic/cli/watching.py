@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Annotated
+
+import typer
 
 from heet_elastic.cli.access import Access, open_store
 from heet_elastic.errors import UsageError
@@ -71,6 +74,9 @@ class JobWatch:
             if left_s <= 0:
                 return None
             self.wait(min(left_s, 5.0))
+
+
+JobArgument = Annotated[str, typer.Argument(help="The job's id (--rdzv-id).", metavar="JOB")]
 
 
 def known_as_job(view: JobView) -> JobView:

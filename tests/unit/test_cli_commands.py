@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from importlib import import_module
 
@@ -94,6 +98,45 @@ def test_an_error_is_its_sentence_and_its_code(error: BaseException, code: int, 
     assert run(fails) == code
     err = capsys.readouterr().err
     assert err == ("" if code == 130 else f"heet: {error}\n")
+
+
+@pytest.mark.parametrize("program", ["main", "coordinator"])
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">/dev/full", 1, "heet: No space left on device\n"),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes_is_no_traceback(program: str, redirected: str, code: int, said: str):
+    words = {"main": "jobs --help", "coordinator": "--print-config"}[program]
+    command = f"{sys.executable} -m heet_elastic.cli.{program} {words} {redirected}"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_letters_that_the_output_does_not_know_are_spelt_out(encoding: str):
+    name = "töne-日本-\U0001f600"
+    program = (
+        "import sys; from heet_elastic.cli.errors import run; from heet_elastic.cli.output import console, print_json\n"
+        "run(lambda: (console().print(sys.argv[1]), print_json([sys.argv[1]])) and 0)"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown, document = done.stdout.decode(encoding).split("\n", 1)
+    assert shown == name.encode(encoding, "backslashreplace").decode(encoding)
+    assert json.loads(document) == [name]
+
+
+def test_an_error_of_the_system_names_its_file(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert ended(heet.main, "up", "--dir", str(tmp_path / "file" / "below")) == 1
+    assert capsys.readouterr().err.endswith("file/below: Not a directory\n")
 
 
 # ---- heet-coordinator

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from heet_elastic.cli import output, render
+from heet_elastic.cli import control, output, render
+from heet_elastic.cli.access import Access
 from heet_elastic.cli.control import said_of_newest, vanished
 from heet_elastic.cli.explain import find, sentences
 from heet_elastic.cli.picture import Picture, host_lines, job_lines, speeds
@@ -36,6 +37,7 @@ from heet_elastic.model import (
     Versioned,
 )
 from heet_elastic.predictor import METHODS
+from heet_elastic.store.memory import MemoryStore
 from tests.unit.decide_worlds import agent, host, planned, snapshot, spec, view
 
 SAMPLES = SampleRecord(
@@ -197,3 +199,12 @@ def test_a_word_counts_if_it_is_younger_than_the_newest_round(revision, counts):
     v = view(spec("a"), [], planned(3, [("a1", "h1", ("h1-g0",))]))  # written at revision 13
     v = replace(v, control=Versioned(Control(released=("h1",)), 1, revision))
     assert said_of_newest(v) is counts
+
+
+@pytest.mark.parametrize("word", [control.pause, control.resume, control.cancel, control.release])
+def test_a_word_on_a_job_that_is_not_there_says_so(word, monkeypatch):
+    store = MemoryStore()
+    monkeypatch.setattr(control, "open_store", lambda _: store)
+    with pytest.raises(UsageError, match=r"there is no job 'b' \(heet jobs: lists those that there are\)"):
+        word(Access("e:1"), "b")
+    assert store.read("/").entries == {}
