@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heet_elastic.coordinator.api import Axes, Table
+from heet_elastic.coordinator.api import Allocate, Axes, Table
 from heet_elastic.model import AgentState, Control, Versioned
 from heet_elastic.scheduler.api import Choice, Problem
-from tests.unit.decide_worlds import SETTINGS, Lab, agent, host, row, spec
+from tests.unit.decide_worlds import SETTINGS, Lab, agent, ask, host, row, snapshot, spec, view
 
 
 @dataclass
@@ -216,3 +216,14 @@ def test_a_frozen_job_still_counts_for_what_it_holds():
     lab.decide()
     assert policy.problems[-1].frozen_J.tolist() == [True, False]
     assert policy.problems[-1].current == (((0, 1),), ())
+
+
+def test_spares_on_its_hosts_do_not_keep_a_job_from_starting():
+    # One GPU a host and an even number of workers: two hosts are needed, of six agents only two can take part.
+    agents = [agent(f"a{n}-{i}", f"h{n}") for n, count in ((1, 3), (2, 1), (3, 2)) for i in range(count)]
+    hosts = [host(f"h{n}", gpus=1) for n in (1, 2, 3)]
+    asked = spec("a", (1, 3), multiple_of=2, min_workers=2)
+    decision = ask(snapshot(hosts, [view(asked, agents)]))
+    (granted,) = [x.allocation for x in decision.actions if isinstance(x, Allocate)]
+    assert granted.world_size == 2
+    assert len({m.host for m in granted.members}) == 2

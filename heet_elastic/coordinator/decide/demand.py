@@ -75,6 +75,7 @@ def demand_of(
 
     single: at most one agent a host takes part, so that hosts and agents are the same number.
     """
+    single = single or _crowded(state, inventory, avoid)
     basis = (inventory.layout, inventory.groups, tuple(avoid), single)
     if isinstance(before, Demand) and before.state is state and before.frozen == frozen and before.basis == basis:
         return before
@@ -114,6 +115,26 @@ def demand_of(
         frozen=frozen,
         basis=basis,
     )
+
+
+def _crowded(state: JobState, inventory: Inventory, avoid: Mapping[str, Exclusion]) -> bool:
+    """Whether the bounds on hosts that several agents a host call for leave no placement: then one agent a host is
+    asked for, so that spares on its hosts never keep a job from starting."""
+    spec, hosts = state.spec, inventory.layout.hosts
+    if spec is None or spec.rigid or state.one_a_host:
+        return False
+    by_host = _by_host(state, hosts, avoid, single=False)
+    startable = startable_hosts(state, hosts, avoid)
+    limits: dict[str, list[int]] = {}
+    for group, limit in zip(inventory.groups, _limits(by_host, startable, spec, inventory, hosts), strict=True):
+        limits.setdefault(group.host_type, []).append(limit)
+    least, most = _host_bounds(spec, [len(v) for v in by_host.values()] + [1] * len(startable))
+    for mine in limits.values():
+        room = sum(sorted(mine, reverse=True)[:most])
+        enough = sum(n > 0 for n in mine) >= least
+        if enough and any(spec.allows(w) for w in range(max(spec.min_workers, spec.min_hosts), room + 1)):
+            return False
+    return True
 
 
 def _largest(inventory: Inventory) -> int:
