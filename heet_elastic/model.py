@@ -282,6 +282,8 @@ class Allocation:
     grace: bool = True  # old workers get the full grace on SIGTERM; False after a lost peer or a failure
     releasing: tuple[Member, ...] = ()  # devices of earlier rounds that were not yet free (coordinator.decide.devices)
     probe: bool = False  # only measures, or is on the way there or back (coordinator.decide.probes)
+    survivors: tuple[Member, ...] = ()  # members whose workers of an earlier round may still run (rendezvous.copies)
+    takers: tuple[str, ...] = ()  # members whose devices' locks prove that vanished members' workers are gone
 
     def __post_init__(self) -> None:
         if self.round < 1:

@@ -206,6 +206,9 @@ class Member:
         if not world.connected or allocation is None or world.job.result is not None:
             return False
         members = [m.agent for m in allocation.record.members]
+        survives = any(m.agent == self._local.agent for m in allocation.record.survivors)
+        if survives and self._memory.over < allocation.record.round:
+            return True  # the others wait for our word that our old workers are gone
         return members == [self._local.agent] or (
             self._local.agent in members and not any(a in world.job.agents for a in members if a != self._local.agent)
         )
@@ -291,10 +294,12 @@ class Member:
         reason = (
             target.reason if world.connected else f"etcd at {self._settings.endpoint} does not answer, trying again"
         )
-        if target.order is Order.IDLE and self._local.asking and reason and reason != self._said:
+        forms = target.order is Order.FORM
+        hindered = forms and target.allocation is not None and reason != target.allocation.reason
+        if (target.order is Order.IDLE or hindered) and self._local.asking and reason and reason != self._said:
             self._said = reason
             self._say(f"waiting: {reason}")
-        elif target.order is not Order.IDLE:
+        elif target.order is not Order.IDLE and not hindered:
             self._said = ""
 
     def _keep_registered(self, now: float) -> None:

@@ -33,6 +33,7 @@ from heet_elastic.model import (
     Result,
     Versioned,
 )
+from heet_elastic.rendezvous.copies import hindrance, older_are_over
 from heet_elastic.rendezvous.selfformed import propose
 from heet_elastic.rendezvous.values import (
     Action,
@@ -55,7 +56,7 @@ from heet_elastic.rendezvous.values import (
     WriteResult,
     WriteRound,
 )
-from heet_elastic.rendezvous.verdict import Standing, ending, judge, must_answer, next_round, standings
+from heet_elastic.rendezvous.verdict import Standing, Verdict, ending, judge, must_answer, next_round, standings
 
 IDENTITY = (
     "name",
@@ -171,6 +172,8 @@ def _remember(now: float, world: World, memory: Memory, me: Local, settings: Pro
     """Keep what an emptied store would lose, and count hosts that are lost soon after they joined."""
     current = _current(world, memory)
     epoch = world.epoch or memory.epoch
+    if current is not None and current.record.round > memory.over and older_are_over(world.job, current.record, me):
+        memory = replace(memory, over=current.record.round)
     if current is None or (memory.allocation and current.record.round <= memory.allocation.round):
         return replace(memory, epoch=epoch)
     new, old = current.record, memory.allocation
@@ -235,9 +238,9 @@ def _act(
     if spec is None or (current is None and world.epoch is not None):
         return own, _waiting_reason(world, "")
     if current is not None and current.record.member(me.agent) is not None:
-        decided = _members_part(world, current, me, settings, timers)
-        if decided:
-            return own + decided, ""
+        decided, hindered = _members_part(world, current, me, memory, settings, timers)
+        if decided or hindered:
+            return own + decided, hindered
     if world.epoch is None and settings.self_formed and not me.leaving and world.job.frozen is None:
         proposal = propose(world, spec, me, memory, settings, timers)
         return ((*own, proposal.write) if proposal.write else own), proposal.reason
@@ -267,40 +270,65 @@ def _own_writes(world: World, me: Local, memory: Memory) -> tuple[Action, ...]:
 
 
 def _members_part(
-    world: World, current: Versioned[Allocation], me: Local, settings: ProtocolSettings, timers: Timers
-) -> tuple[Action, ...]:
-    """What a live member of the current round writes for all: the job's end, the verdict's round, a farewell."""
+    world: World,
+    current: Versioned[Allocation],
+    me: Local,
+    memory: Memory,
+    settings: ProtocolSettings,
+    timers: Timers,
+) -> tuple[tuple[Action, ...], str]:
+    """What a live member of the current round writes for all: the job's end, the verdict's round, a farewell; or why it
+    must not write any yet."""
     allocation = current.record
     end = ending(world, allocation, me, settings, timers)
     if end is not None:
-        return (WriteResult(end, current.mod_revision),)
+        return (WriteResult(end, current.mod_revision),), ""
+    over = memory.over >= allocation.round
     if me.leaving:
-        return _farewell(world, current, me, settings, timers)
+        return _farewell(world, current, me, over, settings, timers), ""
     if me.agent in world.job.done:
-        return ()
+        return (), ""
     verdict = judge(world, allocation, me, settings, timers)
     if verdict is None:
-        return ()
+        return (), ""
+    hindered = "" if over else hindrance(world, allocation, verdict.stay)
+    if hindered:
+        return (), hindered
     staying = [m.agent for m in verdict.stay]
     place = staying.index(me.agent) if me.agent in staying else len(staying)
     if timers.age(f"verdict:{allocation.round}") < place * settings.stagger_s:
-        return ()
+        return (), ""
+    return _write_verdict(world, current, me, verdict, over), ""
+
+
+def _write_verdict(
+    world: World, current: Versioned[Allocation], me: Local, verdict: Verdict, over: bool
+) -> tuple[Action, ...]:
     spec = world.job.spec.record if world.job.spec else me.asked
-    outcome = next_round(world, spec, allocation, verdict)
+    outcome = next_round(world, spec, current.record, verdict, over)
     if isinstance(outcome, Result):
         return (WriteResult(outcome, current.mod_revision),)
     return (WriteRound(outcome, current.mod_revision),)
 
 
 def _farewell(
-    world: World, current: Versioned[Allocation], me: Local, settings: ProtocolSettings, timers: Timers
+    world: World, current: Versioned[Allocation], me: Local, over: bool, settings: ProtocolSettings, timers: Timers
 ) -> tuple[Action, ...]:
     """The last one to leave says that nobody is left, once its own workers are gone, so that the job may start again
-    anywhere without proof."""
+    anywhere without proof. And the last survivor of a round that never began makes room for those who must wait for its
+    old workers to end: its word is the proof."""
     allocation = current.record
+    if me.clean <= allocation.round:
+        return ()
     found = standings(world, allocation, me, settings, timers)
     fellows = [a for a, (s, _) in found.items() if a != me.agent and s not in (Standing.GONE, Standing.DONE)]
-    if fellows or me.clean <= allocation.round or any(s is Standing.GONE for s, _ in found.values()):
+    if fellows:
+        mine = me.agent in {m.agent for m in allocation.survivors} and not allocation.takers
+        verdict = judge(world, allocation, me, settings, timers) if mine and not over else None
+        if verdict is None or not hindrance(world, allocation, verdict.stay):
+            return ()
+        return _write_verdict(world, current, me, verdict, over=True)
+    if any(s is Standing.GONE for s, _ in found.values()):
         return ()
     new = Allocation(
         allocation.round + 1,
@@ -354,7 +382,7 @@ def _target(world: World, me: Local, memory: Memory, reason: str) -> Target:
         return Target(Order.KEEP, reason, allocation)
     if me.asking:
         if allocation is not None and member and allocation.round > me.formed and not me.leaving:
-            return Target(Order.FORM, allocation.reason, allocation)
+            return Target(Order.FORM, reason or allocation.reason, allocation)
         return Target(Order.IDLE, reason, allocation)
     if allocation is not None and allocation.round > me.workers_round and me.workers is not WorkerState.NONE:
         return Target(Order.RESCALE, allocation.reason, allocation)

@@ -22,6 +22,7 @@ from heet_elastic.model import (
     configuration_of,
     order_members,
 )
+from heet_elastic.rendezvous.copies import not_quiet, vanished
 from heet_elastic.rendezvous.values import Local, Memory, ProtocolSettings, Timers, World, WriteRound
 from heet_elastic.rendezvous.verdict import fit
 
@@ -46,9 +47,9 @@ def propose(
     live = _live_members(world, allocation)
     old = tuple(m for m in allocation.members if m.agent in live) if allocation else ()
     if allocation and allocation.members and not old:
-        noisy = _not_quiet(world, allocation)
+        noisy = not_quiet(world, allocation.members)
         if noisy:
-            return Proposal(None, noisy)
+            return Proposal(None, vanished(noisy))
     if old and me.agent not in {m.agent for m in old}:
         # Members alone know which hosts keep joining and dying.
         return Proposal(
@@ -93,21 +94,6 @@ def _live_members(world: World, allocation: Allocation | None) -> set[str]:
 def _running(world: World, member: Member, allocation: Allocation | None) -> bool:
     record = world.job.agents[member.agent].record
     return allocation is not None and record.round == allocation.round and record.state is AgentState.RUNNING
-
-
-def _not_quiet(world: World, allocation: Allocation) -> str:
-    """Why a round of which no member survives may not be formed again: two live copies must be impossible."""
-    released = world.job.control.record.released if world.job.control else ()
-    for member in allocation.members:
-        done = member.agent in world.job.done
-        host = world.hosts.get(member.host)
-        quiet = host is not None and not set(member.gpus) & host.locked
-        if not (done or quiet or member.host in released):
-            return (
-                f"host {member.host} vanished with workers of this job and nobody on it says that they are gone: start "
-                f"an agent there, or run `heet release` once you know that the host is down"
-            )
-    return ""
 
 
 def _candidates(
@@ -194,6 +180,7 @@ def _write(
         members=members,
         reason=f"formed without a coordinator: {', '.join(sorted(joined)) or 'same hosts'} joined",
         restarts_used=allocation.restarts_used if allocation else 0,
+        survivors=old,
         incarnation=spec.incarnation,
         configuration=configuration_of(members, types),
     )

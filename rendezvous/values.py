@@ -211,6 +211,7 @@ class Memory:
     generation: int = 0  # of the store in which this incarnation was last seen
     flaps: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # host -> (losses soon after joining, last)
     joined: Mapping[str, float] = field(default_factory=dict)  # agent -> when it was first seen in a round
+    over: int = 0  # no round before this one can run in full any more (copies)
 
 
 @dataclass(frozen=True, slots=True)

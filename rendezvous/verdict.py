@@ -240,8 +240,13 @@ def _allowed(spec: JobSpec, workers: int, done_workers: int) -> bool:
     return workers + done_workers >= spec.min_workers and (spec.max_workers is None or workers <= spec.max_workers)
 
 
-def next_round(world: World, spec: JobSpec, allocation: Allocation, verdict: Verdict) -> Allocation | Result:
-    """What the verdict leads to: the next round (perhaps without members: all wait), or the end of the job."""
+def next_round(
+    world: World, spec: JobSpec, allocation: Allocation, verdict: Verdict, over: bool = True
+) -> Allocation | Result:
+    """What the verdict leads to: the next round (perhaps without members: all wait), or the end of the job.
+
+    over: whether no round before `allocation` can run any more (`copies`).
+    """
     view = world.job
     budget = min((view.agents[m.agent].record.max_restarts for m in verdict.stay if m.agent in view.agents), default=0)
     used = allocation.restarts_used + (verdict.cause is Cause.FAILURE)
@@ -255,6 +260,7 @@ def next_round(world: World, spec: JobSpec, allocation: Allocation, verdict: Ver
     most = {a: v.record.most_workers for a, v in view.agents.items()}
     kept = fit(spec, verdict.stay, most, len(finished), sum(len(m.gpus) for m in done))
     members = order_members(allocation, kept)
+    staying = {m.agent for m in members}
     reason = verdict.reason
     if verdict.stay and not members:
         reason += f"; {len(verdict.stay)} agents are left, fewer than the job needs"
@@ -267,6 +273,8 @@ def next_round(world: World, spec: JobSpec, allocation: Allocation, verdict: Ver
         incarnation=allocation.incarnation,
         configuration=_reduced(allocation.configuration, members),
         grace=False,
+        survivors=tuple(m for m in (allocation.members if over else allocation.survivors) if m.agent in staying),
+        takers=() if over else allocation.takers,
     )
 
 

@@ -113,7 +113,7 @@ class LabAgent:
     def step(self) -> None:
         if self.frozen or self.exit:
             return
-        step = advance(self.lab.now, self.world(), self.local, self.memory, SETTINGS)
+        step = advance(self.lab.now, self.world(), self.local, self.memory, self.lab.settings)
         self.memory, self.target = step.memory, step.target
         if self.cut or self.view is None:
             return
@@ -129,7 +129,7 @@ class LabAgent:
 
     def _register(self) -> None:
         if self.lease is None or not self.lease.alive:
-            self.lease = self.lab.store.lease(SETTINGS.ttl_s)
+            self.lease = self.lab.store.lease(self.lab.settings.ttl_s)
             self.host_written = None
         held = tuple(d for d in self.devices if self.lab.locks.get((self.local.host, d)) not in (None, self.id))
         if self.host_written != (self.lease.id, held):
@@ -204,8 +204,9 @@ class LabAgent:
 class Lab:
     """The cluster. Every method is one event; `check` holds the invariants."""
 
-    def __init__(self, spec: JobSpec, hosts: int, devices: int = 1) -> None:
+    def __init__(self, spec: JobSpec, hosts: int, devices: int = 1, settings: ProtocolSettings = SETTINGS) -> None:
         self.now = 1000.0
+        self.settings = settings
         self.spec = spec
         self.devices = devices
         self.store = MemoryStore(lambda: self.now, threads=False)

@@ -9,6 +9,7 @@ from heet_elastic.rendezvous.values import Order, WorkerState
 from tests.properties.protocol_lab import JOB, SETTINGS, Lab, LabAgent
 
 SPEC = JobSpec(JOB, "n", "i", min_hosts=1, max_hosts=3)
+UNFENCED = replace(SETTINGS, fence_s=0.0)
 
 
 def running(lab: Lab, hosts: str) -> list[LabAgent]:
@@ -115,3 +116,84 @@ def test_the_cause_of_every_round_is_told():
     allocation = lab.view().allocation.record  # type: ignore[union-attr]
     assert (allocation.cause, allocation.restarts_used) == (Cause.MEMBERSHIP, 1)
     assert "leaves" in allocation.reason
+
+
+def cut_off_while_a_newcomer_joins(lab: Lab) -> tuple[LabAgent, LabAgent]:
+    """a runs alone, writes the round of both, and is cut off before it sees it: its workers train on."""
+    (a,) = running(lab, "a")
+    b = lab.start("hb")
+    for _ in range(200):
+        lab.advance(0.1)
+        b.fetch()
+        b.step()
+        b.obey()
+        a.fetch()
+        a.step()
+        if lab.view().allocation.record.member(b.id):  # type: ignore[union-attr]
+            lab.cut(a)
+            return a, b
+    raise AssertionError("b was never asked to join")
+
+
+def test_a_newcomer_does_not_start_a_second_copy_while_the_only_survivor_is_cut_off():
+    lab = Lab(SPEC, hosts=3, settings=UNFENCED)
+    a, b = cut_off_while_a_newcomer_joins(lab)
+    lab.settle(30)
+    assert a.running
+    assert not b.running
+    assert "host ha vanished with workers of this job" in b.target.reason
+    lab.reconnect(a)
+    lab.settle(10)
+    assert a.running
+    assert b.running
+    assert a.local.workers_round == b.local.workers_round
+
+
+def test_a_newcomer_starts_once_the_survivors_host_is_proven_quiet():
+    lab = Lab(SPEC, hosts=3, settings=UNFENCED)
+    a, b = cut_off_while_a_newcomer_joins(lab)
+    lab.settle(10)
+    assert not b.running
+    lab.crash(a)
+    lab.settle(10)
+    assert not b.running
+    lab.start("ha")  # finds the devices unlocked
+    lab.settle(10)
+    assert b.running
+
+
+def test_a_newcomer_starts_when_the_survivor_was_seen_to_stop_its_old_workers():
+    lab = Lab(SPEC, hosts=3, settings=UNFENCED)
+    (a,) = running(lab, "a")
+    b = lab.start("hb")
+    for _ in range(200):
+        lab.advance(0.1)
+        b.fetch()
+        b.step()
+        lab.tick(a)
+        if a.local.asking:
+            break
+    lab.tick(a)
+    b.fetch()
+    b.step()
+    lab.crash(a)
+    lab.settle(10)
+    assert b.running
+
+
+def test_a_survivor_that_leaves_before_the_round_began_makes_room_when_its_workers_are_gone():
+    lab = Lab(SPEC, hosts=3, settings=UNFENCED)
+    a, b = cut_off_while_a_newcomer_joins(lab)
+    lab.reconnect(a)
+    lab.leave(a)
+    a.step()  # its workers still save a checkpoint
+    lab.advance(SETTINGS.ttl_s / 2)
+    for _ in range(10):
+        lab.advance(0.1)
+        b.fetch()
+        b.step()
+        b.obey()
+        assert not b.running
+    lab.settle(10)
+    assert a.id not in lab.agents
+    assert b.running

@@ -5,7 +5,8 @@ the job's account (`may_run`) until one of its members has stopped (or never sta
 fail in their next collective, or it never began. Once a round is seen to run, no older one can. A new round may start
 if, of each round that may still run,
 
-- a live member takes part in the new one (it stops its old workers before it starts new ones), or
+- a live member takes part in the new one (it stops its old workers before it starts new ones), one and the same for
+  all of these rounds, or
 - no member lives, and every host that vanished is proven quiet: a new boot, a live process there that finds the devices
   unlocked, the fence time (after which a cut-off agent stops its own workers), a person's word (`heet release`), or the
   new round takes those very devices, whose locks are the proof.
@@ -118,6 +119,24 @@ def provable_by_locks(state: JobState, loud: Sequence[Member]) -> bool:
     return not loud or {m.host for m in loud} <= {o.host for o in state.offers}
 
 
+def survivors(ghosts: Sequence[Ghost], members: Sequence[Member]) -> tuple[Member, ...]:
+    """Members of a new round that were in every round that may still run (as they were in the last of those): one of
+    them must stay until it begins, see `rendezvous.copies`. Those that only the locks prove gone have none."""
+    agents = {m.agent for m in members}
+    parts = [p for g in ghosts if (p := {m.agent: m for m in g.members if m.agent in agents})]
+    if not parts:
+        return ()
+    common = frozenset.intersection(*(frozenset(p) for p in parts))
+    return tuple(parts[-1][a] for a in sorted(common))
+
+
+def takers(ghosts: Sequence[Ghost], members: Sequence[Member]) -> tuple[str, ...]:
+    """Members of a new round that take devices whose locks are the proof that vanished members' workers are gone."""
+    agents = {m.agent for m in members}
+    proven = {(m.host, d) for g in ghosts if not agents & {m.agent for m in g.members} for m in g.loud for d in m.gpus}
+    return tuple(sorted(m.agent for m in members if any((m.host, d) in proven for d in m.gpus)))
+
+
 def hindrance(ghosts: Sequence[Ghost], state: JobState, members: Sequence[Member]) -> tuple[str, bool]:
     """Why a round of `members` must not start yet (empty = it may), and whether giving back everything first helps."""
     agents = {m.agent for m in members}
@@ -132,6 +151,9 @@ def hindrance(ghosts: Sequence[Ghost], state: JobState, members: Sequence[Member
         loud = [m for m in ghost.loud if not all((m.host, d) in new for d in m.gpus)]
         if loud:
             return waits_for_quiet(state.job, loud), False
+    several = [g for g in ghosts if agents & {m.agent for m in g.members}]
+    if len(several) > 1 and not survivors(several, members):
+        return "waits until its workers of earlier rounds have ended", True
     return "", False
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from heet_elastic.coordinator.api import Allocate, Spot
 from heet_elastic.coordinator.decide.assign import Assignment, assign
-from heet_elastic.coordinator.decide.copies import Ghost, hindrance, unproven
+from heet_elastic.coordinator.decide.copies import Ghost, hindrance, survivors, takers, unproven
 from heet_elastic.coordinator.decide.devices import Device, Inventory
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.model import (
@@ -238,6 +238,8 @@ def new_round(state: JobState, members: Sequence[Member], ground: Ground) -> All
         leader=ground.leader,
         grace=not state.gone,
         releasing=still_held(state, members, ground.inventory),
+        survivors=survivors(ground.ghosts.get(state.job, ()), members),
+        takers=takers(ground.ghosts.get(state.job, ()), members),
     )
 
 
@@ -309,7 +311,8 @@ def _break_circles(plans: dict[str, Plan], ground: Ground) -> None:
     job = min(givers, key=lambda j: (sum(len(m.gpus) for m in plans[j].state.members), j))
     plan = plans[job]
     kept = _keep_part(plan)
-    kept = kept if kept and not _breaks_limits(plan.state, kept) else ()
+    unfit = _breaks_limits(plan.state, kept) or hindrance(ground.ghosts.get(job, ()), plan.state, kept)[0]
+    kept = () if unfit else kept
     if kept != plan.state.members:
         alone = plan.blockers == {job}
         why = "another agent of it gets these GPUs" if alone else "makes room for a job with which it swaps GPUs"
