@@ -45,7 +45,7 @@ class Rounded:
 
     of: Predictor
     _answers: OrderedDict[Hashable, _Answer] = field(default_factory=OrderedDict, repr=False)
-    _columns: list[Any] = field(default_factory=list, repr=False)
+    _columns: dict[Configuration, int] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -59,30 +59,42 @@ class Rounded:
         return getattr(self.of, name)
 
     def predict(self, jobs: Sequence[Observations], configurations: Sequence[Configuration]) -> Completion:
-        """Complete the rows of `jobs` (see `api.Predictor`)."""
-        self._turn_to(configurations)
+        """Complete the rows of `jobs` (see `api.Predictor`).
+
+        Answers are about the widest columns asked for so far, those of the table; a probe asks about a few of them.
+        """
+        known = self._columns
+        if len(configurations) < len(known):
+            if not all(c in known for c in configurations):
+                return self.of.predict(jobs, configurations)
+            whole = self._answer(jobs)
+            keep = [known[c] for c in configurations]
+            parts = (whole.throughput_JK[:, keep], whole.log_std_JK[:, keep], whole.source_JK[:, keep])
+            return Completion(tuple(configurations), *parts)
+        if list(known) != list(configurations):
+            self._answers.clear()
+            self._columns.clear()
+            self._columns.update({c: k for k, c in enumerate(configurations)})
+        return self._answer(jobs)
+
+    def _answer(self, jobs: Sequence[Observations]) -> Completion:
+        """Rows over the columns that answers are about."""
+        columns = self._columns
         asked = [replace(job, job="", cells=tuple((c, rounded(cell)) for c, cell in job.cells)) for job in jobs]
         new = {key: None for key in asked if key not in self._answers}
         if new:
-            fresh = self.of.predict(list(new), configurations)
+            fresh = self.of.predict(list(new), tuple(columns))
             rows = zip(fresh.throughput_JK, fresh.log_std_JK, fresh.source_JK, strict=True)
             self._answers.update(zip(new, rows, strict=True))
         found = [self._answers[key] for key in asked]
         speed_JK, std_JK, source_JK = (np.array([a[i] for a in found]).reshape(len(jobs), -1) for i in range(3))
-        index = self._columns[1]
         for j, job in enumerate(jobs):
             for configuration, cell in job.cells:
-                k = index.get(configuration)
+                k = columns.get(configuration)
                 if k is not None and source_JK[j, k] == Source.MEASURED:
                     speed_JK[j, k] = cell.throughput
         for key in asked:
             self._answers.move_to_end(key)
         while len(self._answers) > max(MOST_ANSWERS, len(jobs)):
             self._answers.popitem(last=False)
-        return Completion(tuple(configurations), speed_JK, std_JK, source_JK)
-
-    def _turn_to(self, configurations: Sequence[Configuration]) -> None:
-        """Answers are about the columns last asked for."""
-        if not self._columns or self._columns[0] != tuple(configurations):
-            self._answers.clear()
-            self._columns[:] = [tuple(configurations), {c: k for k, c in enumerate(configurations)}]
+        return Completion(tuple(columns), speed_JK, std_JK, source_JK)

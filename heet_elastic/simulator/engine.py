@@ -265,7 +265,7 @@ class Simulation:
         if new.members:
             workers: Workers = {m.host: m.gpus for m in new.members}
             self._start(body, new, workers, self._cost(body, had, workers))
-        self._note("round", action.job, new=describe(new), why=new.reason)
+        self._note("probe" if new.probe else "round", action.job, new=describe(new), why=new.reason)
         self._agents_after(action.job, old, new)
 
     def _start(self, body: Body, new: Allocation, workers: Workers, cost_s: float) -> None:
@@ -276,9 +276,11 @@ class Simulation:
         done = body.completion()
         if math.isfinite(done):
             self.clock.at(done, Kind.DONE, Event(Kind.DONE, body.job.job, body.epoch))
-        if self.feed.samples and body.busy_until + SAMPLE_DELAY_S < done:
-            event = Event(Kind.SAMPLED, body.job.job, body.epoch)
-            self.clock.at(body.busy_until + SAMPLE_DELAY_S, Kind.SAMPLED, event)
+        # A probe round ends when it has measured long enough: its agents write then, too.
+        for after_s in (SAMPLE_DELAY_S, *((self.coordinator.probe_s + SAMPLE_DELAY_S,) if new.probe else ())):
+            if self.feed.samples and body.busy_until + after_s < done:
+                event = Event(Kind.SAMPLED, body.job.job, body.epoch)
+                self.clock.at(body.busy_until + after_s, Kind.SAMPLED, event)
 
     def _agents_after(self, job: str, old: Allocation | None, new: Allocation) -> None:
         """Old workers end within the cost of a scale-down; then their agents report their devices free."""

@@ -147,7 +147,10 @@ class Sampler:
             self._counters(job, configuration, seconds, speed)
             for configuration, (seconds, speed) in self._cells.get(job, {}).items()
         )
-        progress = RoundProgress(round_, steps=body.done, samples=body.done)
+        # Without an interval nothing is ever lost: the script checkpoints whenever it is asked to stop.
+        saved = body.saved if body.checkpoint_interval_s > 0 else body.done
+        marks = int(saved > 0)
+        progress = RoundProgress(round_, body.done, body.done, marks=marks, marked_steps=saved, marked_samples=saved)
         return SampleRecord(agent=WRITER, round=round_, cells=cells, rounds=(progress,))
 
     def _count(self, body: Body, now: float) -> None:

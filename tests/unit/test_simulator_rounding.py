@@ -69,10 +69,27 @@ def test_the_answer_does_not_depend_on_what_was_asked_before() -> None:
         np.testing.assert_allclose(one.log_std_JK, two.log_std_JK, rtol=1e-9)
 
 
-def test_other_columns_are_another_question() -> None:
+def test_a_question_about_some_columns_is_part_of_one_about_all() -> None:
+    counting = Counting(fitted())
+    asked = Rounded(counting)
+    whole = asked.predict([row(100.0)], COLUMNS)
+    part = asked.predict([row(100.0)], [COLUMNS[4], COLUMNS[1]])
+    assert counting.rows == 1
+    np.testing.assert_array_equal(part.throughput_JK, whole.throughput_JK[:, [4, 1]])
+    np.testing.assert_array_equal(part.source_JK, whole.source_JK[:, [4, 1]])
+    elsewhere = asked.predict([row(100.0)], [Configuration("T4", 4, 3)])
+    assert elsewhere.throughput_JK.shape == (1, 1)
+    again = asked.predict([row(100.0)], COLUMNS)
+    assert counting.rows == 2  # that question did not cost the answers to the usual one
+    np.testing.assert_array_equal(again.throughput_JK, whole.throughput_JK)
+
+
+def test_wider_columns_replace_the_answers() -> None:
     asked = Rounded(fitted())
-    asked.predict([row(100.0)], COLUMNS)
-    assert asked.predict([row(100.0)], COLUMNS[:3]).throughput_JK.shape == (1, 3)
+    asked.predict([row(100.0)], COLUMNS[:3])
+    wide = asked.predict([row(100.0)], COLUMNS)
+    assert wide.configurations == tuple(COLUMNS)
+    assert wide.throughput_JK.shape == (1, len(COLUMNS))
 
 
 @pytest.mark.parametrize("throughput", [1e-12, 0.37, 1.0, 12345.678])
