@@ -12,6 +12,7 @@ import pytest
 
 from examples.demo.history import History, kind_of
 from examples.demo.limiter import cpu_s, trains, worker_hosts
+from examples.demo.run import too_busy
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import (
     Allocation,
@@ -100,3 +101,9 @@ def test_a_change_is_seen_once_and_ends_with_the_first_step_of_its_round():
     assert history.look(snapshot(4, T4, stepped), 17.0)[0].kind == "shrinks"
     assert grown.seconds == 3.5
     assert history.of("j", "starts")[0].seconds is None
+
+
+def test_a_busy_machine_is_named_when_the_story_was_not_seen_and_an_idle_one_is_not():
+    assert too_busy((3.0, 9.0, 9.0), cores=2) == ""
+    assert too_busy((30.0, 9.0, 9.0), cores=64) == ""
+    assert "load 17 on 2 cores" in too_busy((17.3, 1.0, 1.0), cores=2)
