@@ -177,6 +177,24 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """A probe round of a job, from the decision until it is over (`decide.probes`).
+
+    spots: where it measures `configuration`; home: where the job ran, as `home_configuration`. round: its number.
+    until: when it is given up. picture: the row's when it was decided.
+    """
+
+    configuration: Configuration
+    spots: tuple[Spot, ...]
+    home_configuration: Configuration
+    home: tuple[Spot, ...]
+    round: int
+    until: float
+    picture: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A job's account as it was at `at`; `saved` = when it was last written to the store, -inf = never."""
 
@@ -213,6 +231,9 @@ class Memory:
     ghosts: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     shown: Mapping[str, str] = field(default_factory=dict)  # reasons of running jobs whose stored status says them
     said: Mapping[str, float] = field(default_factory=dict)  # when waiting jobs were last told their place
+    trials: Mapping[str, Trial] = field(default_factory=dict)  # probe rounds under way
+    probe_asked: Mapping[str, Any] = field(default_factory=dict)  # what the last answer on each job depended on
+    probe_asked_at: float = -math.inf  # when it was last looked whether a probe pays
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class ProbeJob:
     ran_s: float
     probes: int = 0
     spent_s: float = 0.0
+    redo_s: float = 0.0  # work since its last checkpoint, which it would have to do again
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,12 @@ def next_probe(
         return Probe(
             None, gain_s, cost_s, f"no probe: {_named(where)} would gain {gain_s:.0f} s and cost {cost_s:.0f} s"
         )
-    return Probe(best, gain_s, cost_s, f"measuring {_named(where)}: uncertainty {np.expm1(std_K[best]):.0%}")
+    return Probe(best, gain_s, cost_s, f"measuring {_named(where)}: uncertainty {_percent(std_K[best])}")
+
+
+def _percent(log_std: float) -> str:
+    """A standard deviation of ln T for people: what one more of it multiplies T by."""
+    return f"{100 * np.expm1(log_std):.0f} %"
 
 
 def _named(c: Configuration) -> str:
@@ -118,7 +124,7 @@ def _nothing_open(possible_K: BoolArray, std_K: FloatArray, settings: ProbeSetti
         return "no probe: nothing is free to measure on"
     sure = float(std_K[possible_K].max())
     if sure <= settings.sure_enough:
-        return f"no probe: sure enough, within {np.expm1(sure):.0%} wherever it could run"
+        return f"no probe: sure enough, within {_percent(sure)} wherever it could run"
     return "no probe: what could be measured now is measured"
 
 
@@ -136,15 +142,16 @@ def expected_gains(
 
 
 def probe_costs(completion: Completion, job: ProbeJob, settings: ProbeSettings) -> FloatArray:
-    """Seconds that measuring each column costs: there, back, and being slower meanwhile."""
+    """Seconds that measuring each column costs: there, back, work made again, and being slower meanwhile."""
     if job.current is None or job.current not in completion.configurations:
-        return np.full(len(completion.configurations), job.rescale_up_s + settings.probe_s)
+        return np.full(len(completion.configurations), job.rescale_up_s + settings.probe_s + job.redo_s)
     now = completion.configurations.index(job.current)
     slower_K = 1.0 - np.minimum(1.0, completion.throughput_JK[0] / completion.throughput_JK[0, now])
     grows_K = np.array([_grows(job.current, c) for c in completion.configurations])
     there_K = np.where(grows_K, job.rescale_up_s, job.rescale_down_s)
     back_K = np.array([_grows(c, job.current) for c in completion.configurations])
-    return np.asarray(there_K + np.where(back_K, job.rescale_up_s, job.rescale_down_s) + settings.probe_s * slower_K)
+    back_s_K = np.where(back_K, job.rescale_up_s, job.rescale_down_s)
+    return np.asarray(there_K + back_s_K + settings.probe_s * slower_K + job.redo_s)
 
 
 def _grows(a: Configuration, b: Configuration) -> bool:

@@ -73,17 +73,23 @@ def gpus_by_type(state: JobState, type_of: Mapping[Device, str]) -> dict[str, in
 
 
 def after_round(account: Account, before: JobState | None, state: JobState) -> Account:
-    """The account once a newer round was seen: a planned one is a rescale (unless it is the first)."""
+    """The account once a newer round was seen: a planned one is a rescale (unless it is the first).
+
+    A probe round and the one after it are one trip, which `probe_s` is charged with: no rescale, and no cool-down
+    keeps the job from going back.
+    """
     allocation = state.allocation
     if allocation is None or allocation.round <= account.rounds_seen:
         return account
     planned = allocation.cause is Cause.PLAN and bool(allocation.members) and before is not None
-    went_on = planned and account.ran_s > 0
+    old = None if before is None else before.allocation
+    trip = allocation.probe or (old is not None and old.probe)
+    went_on = planned and account.ran_s > 0 and not trip
     return replace(
         account,
         rounds_seen=allocation.round,
         rescales=account.rescales + (1 if went_on else 0),
-        since_rescale_s=0.0 if planned else account.since_rescale_s,
+        since_rescale_s=0.0 if planned and not allocation.probe else account.since_rescale_s,
     )
 
 
@@ -149,5 +155,6 @@ def _facts(account: Account) -> tuple[object, ...]:
         account.rounds_seen,
         account.paused,
         account.may_run,
+        account.probes,
         tuple((x.host, x.strikes) for x in account.exclusions),
     )

@@ -13,14 +13,15 @@ import numpy as np
 
 from heet_elastic.coordinator.api import Memory, Spot, World
 from heet_elastic.coordinator.decide import accounts
-from heet_elastic.coordinator.decide.assign import agents_for
 from heet_elastic.coordinator.decide.copies import provable_by_locks, unproven
 from heet_elastic.coordinator.decide.demand import Demand, demand_of, startable_hosts
+from heet_elastic.coordinator.decide.limits import within
 from heet_elastic.coordinator.decide.look import Look, names
+from heet_elastic.coordinator.decide.probes import Probing
 from heet_elastic.coordinator.decide.problem import build_problem
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.coordinator.settings import CoordinatorSettings
-from heet_elastic.scheduler.api import Placed, Policy
+from heet_elastic.scheduler.api import Policy
 from heet_elastic.scheduler.placement import place
 
 
@@ -47,13 +48,19 @@ class Targets:
 
 
 def make_choice(
-    now: float, world: World, look: Look, policy: Policy, settings: CoordinatorSettings, rng: np.random.Generator
+    now: float,
+    world: World,
+    look: Look,
+    probing: Probing,
+    policy: Policy,
+    settings: CoordinatorSettings,
+    rng: np.random.Generator,
 ) -> Targets:
     """The targets in force at `now`: the policy's new ones if something calls for them, else the last ones."""
     memory = world.memory
     settling = frozenset(s.job for s in look.live if ("settle", s.job) in look.timers and not s.fixed)
     cooling = frozenset(s.job for s in look.live if s.here and cools(s, look, memory, settings))
-    situation = _situation(world, look, settling)
+    situation = _situation(world, look, settling, probing)
     interval_s = min(settings.interval_s, policy.interval_s)
     thawed = (memory.held & situation.keys()) - cooling
     why = due(situation, thawed, memory, now, interval_s, settings.cooldown_s)
@@ -73,8 +80,8 @@ def make_choice(
             memory.demands,
             memory.thawed_at,
         )
-    demands = _demands(look, world, left_alone)
-    targets, prices, note = _ask(demands, world, look, policy, settings, rng)
+    demands = _demands(look, world, left_alone, probing)
+    targets, prices, note = _ask(demands, world, look, probing, policy, settings, rng)
     return Targets(
         targets,
         prices,
@@ -106,17 +113,21 @@ def cools(state: JobState, look: Look, memory: Memory, settings: CoordinatorSett
     return not any(m.host in avoid or any((m.host, d) in blocked for d in m.gpus) for m in state.here)
 
 
-def _situation(world: World, look: Look, settling: frozenset[str]) -> dict[str, Hashable]:
-    """What the choice depends on besides time. Keys with a line break are groups of devices."""
+def _situation(world: World, look: Look, settling: frozenset[str], probing: Probing) -> dict[str, Hashable]:
+    """What the choice depends on besides time. Keys with a line break are groups of devices.
+
+    What a probe round measures counts when it is over.
+    """
     situation: dict[str, Hashable] = {}
     for state in look.live:
-        row = world.table.rows.get(state.job)
+        row, trial = world.table.rows.get(state.job), probing.running.get(state.job)
         situation[state.job] = (
             state.shape,
             state.job in settling,
             tuple(look.avoid.get(state.job, ())),
             unproven(look.ghosts.get(state.job, ()), state),
-            0 if row is None else row.picture,
+            trial.picture if trial is not None else 0 if row is None else row.picture,
+            look.entries[state.job].account.probes - (trial is not None),
         )
     for group in look.inventory.groups:
         situation[f"{group.host}\n{group.host_type}"] = len(group.devices)
@@ -180,10 +191,12 @@ def _what(old: object, new: object) -> str:
         return "the agents of {jobs} are there"
     if old[2] != new[2]:
         return "the hosts that {jobs} may use changed"
+    if old[5] != new[5]:
+        return "{jobs} was measured by a probe round"
     return "measurements of {jobs} say something new" if old[4] != new[4] else "{jobs} changed"
 
 
-def _demands(look: Look, world: World, left_alone: frozenset[str]) -> list[Demand]:
+def _demands(look: Look, world: World, left_alone: frozenset[str], probing: Probing) -> list[Demand]:
     """Who takes part in the choice. What runs and must be left alone keeps what it has; paused jobs want nothing."""
     demands = []
     for state in look.live:
@@ -196,7 +209,8 @@ def _demands(look: Look, world: World, left_alone: frozenset[str]) -> list[Deman
                 continue
             if not provable_by_locks(state, unproven(look.ghosts.get(state.job, ()), state)):
                 continue
-        demands.append(demand_of(state, look.inventory, avoid, frozen, world.memory.demands.get(state.job)))
+        home = probing.homes.get(state.job, ())
+        demands.append(demand_of(state, look.inventory, avoid, frozen, world.memory.demands.get(state.job), home=home))
     return demands
 
 
@@ -204,6 +218,7 @@ def _ask(
     demands: Sequence[Demand],
     world: World,
     look: Look,
+    probing: Probing,
     policy: Policy,
     settings: CoordinatorSettings,
     rng: np.random.Generator,
@@ -220,34 +235,17 @@ def _ask(
         problem = build_problem(demands, look, world.table, world.snapshot.profiles, settings)
         choice = policy.choose(problem, rng)
         placed = place(problem, choice)
-        wrong = [j for j, d in enumerate(demands) if placed[j] and not d.frozen and not _within(d, placed[j], look)]
+        wrong = [j for j, d in enumerate(demands) if placed[j] and not d.frozen and not within(d, placed[j], look)]
         again = [j for j in wrong if not demands[j].basis[-1]]
         if not again:
             break
         for j in again:
             state = demands[j].state
-            demands[j] = demand_of(state, inventory, look.avoid.get(state.job, {}), False, single=True)
+            home = probing.homes.get(state.job, ())
+            demands[j] = demand_of(state, inventory, look.avoid.get(state.job, {}), False, single=True, home=home)
     groups = inventory.groups
     targets = {
         job: () if j in wrong else tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed[j])
         for j, job in enumerate(problem.jobs)
     }
     return targets, dict(zip(problem.jobs, choice.price_J.tolist(), strict=True)), choice.note
-
-
-def _within(demand: Demand, placed: Placed, look: Look) -> bool:
-    """Whether a placement keeps to the job's limits in workers and agents."""
-    state, groups = demand.state, look.inventory.groups
-    spec = state.spec
-    assert spec is not None
-    workers = sum(n for _, n in placed)
-    if demand.exact or demand.per_host:
-        return workers == demand.least
-    if not spec.allows(workers):
-        return False
-    hosts = {groups[g].host for g, _ in placed}
-    if state.one_a_host:
-        return spec.min_hosts <= len(hosts) <= spec.max_hosts
-    spots = tuple(Spot(groups[g].host, groups[g].host_type, n) for g, n in placed)
-    agents = agents_for(state, spots, look.inventory, look.avoid.get(state.job, {}))
-    return spec.min_hosts <= agents <= spec.max_hosts

@@ -2,8 +2,9 @@
 
 1. Condense every job's view (reused while it is the same), take stock of the devices, note what happened (`look`).
 2. Ask the policy for new targets if something calls for it; else the targets stand (`choose`).
-3. Turn targets into rounds where all devices are free (`rounds`).
-4. Say for every job where it stands and why (`waiting`), end and forget jobs (`lifecycle`).
+3. See whether a job is to be measured for a moment where it was never seen (`probes`).
+4. Turn targets into rounds where all devices are free (`rounds`).
+5. Say for every job where it stands and why (`waiting`), end and forget jobs (`lifecycle`).
 
 Levels, not edges: every write follows from the present store, so a write that was lost is simply decided again.
 """
@@ -28,12 +29,13 @@ from heet_elastic.coordinator.api import (
     Want,
     World,
 )
-from heet_elastic.coordinator.decide import accounts, lifecycle
+from heet_elastic.coordinator.decide import accounts, lifecycle, probes
 from heet_elastic.coordinator.decide.choose import Targets, make_choice
 from heet_elastic.coordinator.decide.copies import unproven
 from heet_elastic.coordinator.decide.demand import has_heet_agent
 from heet_elastic.coordinator.decide.look import Look, take_look
 from heet_elastic.coordinator.decide.phases import phase_of, step
+from heet_elastic.coordinator.decide.probes import Probed
 from heet_elastic.coordinator.decide.rounds import Ground, Plan, as_action, make_plans
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.coordinator.decide.waiting import Facts, details_of, queue_of, reason_of
@@ -56,14 +58,20 @@ def decide(
     """
     look = take_look(now, world, settings)
     results = lifecycle.endings(look.live, look.timers, now, settings)
-    chosen = make_choice(now, world, look, policy, settings, rng)
-    ground = Ground(look.inventory, world.snapshot.hosts, look.avoid, look.ghosts, world.leader, chosen.reason)
+    probing = probes.follow(now, world, look, settings)
+    planned = make_choice(now, world, look, probing, policy, settings, rng)
+    probed = probes.go_on(now, world, look, probing, planned.targets, planned.left_alone, settings)
+    look = replace(look, entries=probed.entries, changed=look.changed | probed.over | probed.running.keys())
+    chosen = replace(planned, targets={**planned.targets, **{j: t.spots for j, t in probed.running.items()}})
+    ground = Ground(
+        look.inventory, world.snapshot.hosts, look.avoid, look.ghosts, world.leader, chosen.reason, probed.running
+    )
     over = {r.job for r in results}
     plans = make_plans(
         [s for s in look.live if s.job not in over], chosen.targets, chosen.prices, chosen.left_alone, ground
     )
     queue = queue_of(look, chosen.targets, chosen.prices)
-    facts = Facts(look, world.snapshot.hosts, plans, chosen.settling, queue)
+    facts = Facts(look, world.snapshot.hosts, plans, chosen.settling, queue, frozenset(probed.running))
     still = _nothing_new(look, chosen, plans, world)
     reasons = {s.job: still.get(s.job) or reason_of(s, facts) for s in look.states if s.live or s.agents}
     reasons.update((r.job, f"{r.result.outcome}: {r.result.reason}") for r in results)
@@ -80,7 +88,7 @@ def decide(
     actions += saves
     actions += lifecycle.profiles_due(ended, world, settings)
     actions += lifecycle.forgettable(look.states, look.timers, now, settings)
-    memory = _remember(now, world, look, chosen, entries, said, shown)
+    memory = _remember(now, world, look, planned, probed, entries, said, shown)
     wake = _wake(now, memory, look, chosen, settings, min(settings.interval_s, policy.interval_s))
     return Decision(tuple(actions), chosen.reason, reasons, min(wake, look_again), memory)
 
@@ -197,6 +205,7 @@ def _remember(
     world: World,
     look: Look,
     chosen: Targets,
+    probed: Probed,
     entries: Mapping[str, Entry],
     said: Mapping[str, float],
     shown: Mapping[str, str],
@@ -223,6 +232,9 @@ def _remember(
         ghosts=look.ghosts,
         shown=shown,
         said=said,
+        trials=probed.running,
+        probe_asked=probed.asked,
+        probe_asked_at=probed.asked_at,
     )
 
 
@@ -249,6 +261,7 @@ def _wake(
     cooling = [look.entries[job] for job in chosen.held if job in look.entries]
     asked = memory.thawed_at + settings.cooldown_s
     moments += [max(now + settings.cooldown_s - accounts.since_rescale_s(entry, now), asked) for entry in cooling]
+    moments += [t.until for t in memory.trials.values()]
     for shut in look.avoid.values():
         moments += [now + x.remaining_s for x in shut.values()]
     return max(min((m for m in moments if m > now), default=now + interval_s) - now, 0.0)

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from heet_elastic.coordinator.api import Spot
 from heet_elastic.coordinator.decide.devices import Group, Inventory
 from heet_elastic.coordinator.decide.state import JobState, Offer
 from heet_elastic.model import Exclusion, Host, JobSpec
@@ -70,13 +71,15 @@ def demand_of(
     frozen: bool,
     before: object = None,
     single: bool = False,
+    home: tuple[Spot, ...] = (),
 ) -> Demand:
     """The demand of a live job; `before`, its last one, where it would be the same.
 
-    single: at most one agent a host takes part, so that hosts and agents are the same number.
+    single: at most one agent a host takes part, so that hosts and agents are the same number. home: where it counts as
+    running though it is away to be measured.
     """
     single = single or _crowded(state, inventory, avoid)
-    basis = (inventory.layout, inventory.groups, tuple(avoid), single)
+    basis = (inventory.layout, inventory.groups, tuple(avoid), home, single)
     if isinstance(before, Demand) and before.state is state and before.frozen == frozen and before.basis == basis:
         return before
     spec, hosts = state.spec, inventory.layout.hosts
@@ -111,7 +114,7 @@ def demand_of(
         least_hosts=least_hosts,
         most_hosts=most_hosts,
         requested=max(least, min(spec.requested_workers or whole * spec.min_hosts, most)),
-        current=current_of(state, inventory, everything=frozen),
+        current=_at(home, inventory) if home and not frozen else current_of(state, inventory, everything=frozen),
         frozen=frozen,
         basis=basis,
     )
@@ -220,6 +223,12 @@ def _pick_whole_agents(
         if picked == spec.min_hosts:
             return limits
     return [0] * len(inventory.groups)
+
+
+def _at(spots: Sequence[Spot], inventory: Inventory) -> Placed:
+    """Spots by group; those of hosts that are gone are left out."""
+    index = inventory.index
+    return tuple(sorted((index[key], s.workers) for s in spots if (key := (s.host, s.host_type)) in index))
 
 
 def current_of(state: JobState, inventory: Inventory, everything: bool) -> Placed:

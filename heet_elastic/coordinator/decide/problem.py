@@ -48,7 +48,7 @@ def build_problem(
         group_gpus_G=gpus_G,
         throughput_JHWS=speed_JHWS,
         log_std_JHW=np.stack([r.log_std_HW for r in rows]),
-        remaining_J=_remaining_J(demands, rows, speed_JHWS, profiles),
+        remaining_J=remaining_J(demands, rows, speed_JHWS, profiles),
         min_J=_ints(d.least for d in demands),
         max_J=np.minimum(_ints(d.most for d in demands), max(axes.workers, 1)),
         allowed_JW=_allowed_JW(demands, axes.workers),
@@ -125,7 +125,7 @@ def _received_JH(
     return received
 
 
-def _remaining_J(
+def remaining_J(
     demands: Sequence[Demand], rows: Sequence[Row], speed_JHWS: FloatArray, profiles: Mapping[str, Profile]
 ) -> FloatArray:
     """Work units left. Unknown: what past jobs of its name needed, else as much again as it has done, else a guess."""

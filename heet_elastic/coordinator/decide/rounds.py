@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from heet_elastic.coordinator.api import Allocate, Spot
+from heet_elastic.coordinator.api import Allocate, Spot, Trial
 from heet_elastic.coordinator.decide.assign import Assignment, assign
 from heet_elastic.coordinator.decide.copies import Ghost, hindrance, survivors, takers, unproven
 from heet_elastic.coordinator.decide.devices import Device, Inventory
@@ -50,7 +50,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What plans are made on. avoid: hosts that a job must not use. ghosts: rounds whose workers may still run, by
-    job (`copies`). why: what made the coordinator decide, for the rounds' reasons.
+    job (`copies`). why: what made the coordinator decide, for the rounds' reasons. trials: probe rounds under way.
     """
 
     inventory: Inventory
@@ -59,6 +59,7 @@ class Ground:
     ghosts: Mapping[str, tuple[Ghost, ...]]
     leader: str
     why: str
+    trials: Mapping[str, Trial] = field(default_factory=dict)
 
 
 def spots_of(state: JobState, inventory: Inventory) -> tuple[Spot, ...]:
@@ -237,9 +238,10 @@ def new_round(state: JobState, members: Sequence[Member], ground: Ground) -> All
         configuration=configuration_of(members, ground.inventory.type_of),
         leader=ground.leader,
         grace=not state.gone,
-        releasing=still_held(state, members, ground.inventory),
         survivors=survivors(ground.ghosts.get(state.job, ()), members),
         takers=takers(ground.ghosts.get(state.job, ()), members),
+        releasing=still_held(state, members, ground.inventory),
+        probe=state.job in ground.trials or (not members and old is not None and old.probe),
     )
 
 
@@ -248,6 +250,8 @@ def _change(state: JobState, members: Sequence[Member], ground: Ground) -> str:
     now, then = _extent(state.members, ground.inventory), _extent(members, ground.inventory)
     if state.paused:
         return f"paused by a person: {now} given back"
+    if (trial := ground.trials.get(state.job)) is not None:
+        return f"{trial.reason}; its own place is {trial.home_configuration}"
     if not members:
         return f"{now} given back: {ground.why}"
     if not state.members:

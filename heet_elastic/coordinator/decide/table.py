@@ -103,7 +103,7 @@ def _complete(
         assert view.spec is not None
         spec, records = view.spec.record, list(view.samples.values())
         cells = tuple(sorted(merge(records, spec.work_unit, spec.total_work).items()))
-        observed.append(Observations(view.job, spec.name, spec.script, cells, _features(view)))
+        observed.append(Observations(view.job, spec.name, spec.script, cells, _features(view), spec.work_unit))
     made = {}
     for (view, seen, old), observations, numbers in zip(
         fresh, observed, predict_rows(axes, predictor, observed), strict=True

@@ -20,13 +20,16 @@ from heet_elastic.model import Exclusion, Host
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What reasons are made of. queue: waiting jobs, the next one first. memo: what several jobs' reasons share."""
+    """What reasons are made of. queue: waiting jobs, the next one first. measuring: jobs away on a probe round. memo:
+    what several jobs' reasons share.
+    """
 
     look: Look
     hosts: Mapping[str, Host]
     plans: Mapping[str, Plan]
     settling: frozenset[str]
     queue: tuple[str, ...]
+    measuring: frozenset[str] = frozenset()
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def place(self, job: str) -> int | None:
@@ -68,7 +71,7 @@ def reason_of(state: JobState, facts: Facts) -> str:
     if loud and (plan is None or not plan.target):
         return waits_for_quiet(state.job, loud)
     if state.members:
-        return _running(state, plan)
+        return _running(state, plan, measuring=state.job in facts.measuring)
     if plan is not None and plan.allocation is not None:
         return plan.allocation.reason
     if state.paused:
@@ -82,7 +85,7 @@ def reason_of(state: JobState, facts: Facts) -> str:
     return _queued(state, facts)
 
 
-def _running(state: JobState, plan: Plan | None) -> str:
+def _running(state: JobState, plan: Plan | None, *, measuring: bool) -> str:
     assert state.allocation is not None
     if state.frozen:
         done = len(state.view.done)
@@ -94,6 +97,8 @@ def _running(state: JobState, plan: Plan | None) -> str:
     if state.verdict:
         return f"a worker failed in round {state.allocation.round}: its agents agree on what follows"
     text = state.allocation.reason or f"runs in round {state.allocation.round}"
+    if state.allocation.probe and not measuring:
+        text = f"stays on {state.allocation.configuration}, where a probe round has measured it"
     if plan is not None and plan.waits:
         text += f"; is to get {_spots(plan.target)}, {plan.waits}"
     return text
@@ -187,4 +192,7 @@ def details_of(state: JobState, facts: Facts) -> tuple[str, ...]:
         lines.append(f"growing it has cost {account.rescale_up_s:.0f} s")
     if account.rescale_down_s is not None:
         lines.append(f"shrinking it has cost {account.rescale_down_s:.0f} s")
+    if account.probes:
+        rounds = "round" if account.probes == 1 else "rounds"
+        lines.append(f"{account.probes} probe {rounds} to measure it elsewhere: charged with {account.probe_s:.0f} s")
     return tuple(lines)
