@@ -103,7 +103,8 @@ class Node:
         self._picture.wake()
 
     def run(self) -> None:
-        """Serve this host. Raises UsageError where the state folder, the host or its name are taken or wrong."""
+        """Serve this host. Raises UsageError where the folders, the host or its name are taken or wrong."""
+        locks.prepare(self._host_settings.lock_dir)  # else jobs would be placed here that can take no device
         self._runs.open()
         record = probe_host(self._host_settings, self.agent)
         self._record = record

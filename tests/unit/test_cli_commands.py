@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,11 @@ from heet_elastic.cli import main as heet
 from heet_elastic.cli.errors import run
 from heet_elastic.coordinator.settings import CoordinatorSettings, build
 from heet_elastic.errors import StoreRefusedError, UsageError
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    return found
 
 
 def ended(main, *words: str) -> int:
@@ -137,6 +146,21 @@ def test_an_error_of_the_system_names_its_file(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert ended(heet.main, "up", "--dir", str(tmp_path / "file" / "below")) == 1
     assert capsys.readouterr().err.endswith("file/below: Not a directory\n")
+
+
+@pytest.mark.parametrize("name", sorted(project()["scripts"]))
+def test_a_ctrl_c_while_a_program_is_still_being_read_is_no_traceback(name: str, tmp_path):
+    """A stand-in for typer, which each of them imports, keeps it there."""
+    (tmp_path / "typer.py").write_text("import time; print('reading', flush=True); time.sleep(60)")
+    module, function = project()["scripts"][name].split(":")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", f"from {module} import {function} as program; program()"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "")
 
 
 # ---- heet-coordinator
