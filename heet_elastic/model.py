@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Generic, Literal, TypeVar
 
@@ -81,6 +82,7 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
 """Phases that may follow each other. A phase may always repeat; the diagram in docs/architecture.md comes from this."""
 
 
+@lru_cache(maxsize=65536)
 def check_id(kind: str, text: str) -> str:
     """Return `text` if it can name a job, host or agent; ValueError with a sentence otherwise.
 

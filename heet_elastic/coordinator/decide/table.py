@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +60,27 @@ def predicted_counts(workers: int) -> tuple[int, ...]:
     if workers > counts[-1]:
         counts.append(workers)
     return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grid:
+    """What is asked of a predictor for these axes. columns: without repeats; index_HNS: where each one stands there.
+
+    between: for every worker count the predicted counts around it, and how far between them it is.
+    """
+
+    columns: tuple[Configuration, ...]
+    index_HNS: NDArray[np.int64]
+    between: tuple[NDArray[np.int64], NDArray[np.int64], FloatArray]
+
+
+@lru_cache(maxsize=8)
+def _grid(axes: Axes) -> _Grid:
+    counts = predicted_counts(axes.workers)
+    flat = [c for row in configurations_of(axes, counts) for pair in row for c in pair]
+    columns = {c: k for k, c in enumerate(dict.fromkeys(flat))}
+    index = np.array([columns[c] for c in flat], dtype=np.int64).reshape(len(axes.host_types), len(counts), 2)
+    return _Grid(tuple(columns), index, _interpolation(counts, axes.workers))
 
 
 def configurations_of(axes: Axes, counts: Sequence[int]) -> list[list[tuple[Configuration, Configuration]]]:
@@ -147,19 +170,15 @@ def predict_rows(
     """(throughput_HWS, log_std_HW, source_HWS) of each job on these axes."""
     if not observed:
         return []
-    counts = predicted_counts(axes.workers)
-    grid = configurations_of(axes, counts)
-    flat = [c for row in grid for pair in row for c in pair]
-    if not flat:
+    grid = _grid(axes)
+    if not grid.columns:
         empty = np.zeros((len(axes.host_types), axes.workers, 2))
         return [(empty, empty[..., 0], empty.astype(np.int8)) for _ in observed]
-    columns = {c: k for k, c in enumerate(dict.fromkeys(flat))}
-    completion = predictor.predict(observed, list(columns))
-    index = np.array([columns[c] for c in flat]).reshape(len(axes.host_types), len(counts), 2)
+    completion = predictor.predict(observed, grid.columns)
+    index, (below, above, share) = grid.index_HNS, grid.between
     log_JHNS = np.log(np.maximum(completion.throughput_JK[:, index], 1e-300))
     std_JHN = completion.log_std_JK[:, index[..., DENSE]]
     source_JHNS = completion.source_JK[:, index]
-    below, above, share = _interpolation(counts, axes.workers)
     speed = np.exp(log_JHNS[:, :, below] * (1 - share)[:, None] + log_JHNS[:, :, above] * share[:, None])
     std = std_JHN[:, :, below] * (1 - share) + std_JHN[:, :, above] * share
     source = np.maximum(source_JHNS[:, :, below], source_JHNS[:, :, above])
