@@ -90,9 +90,14 @@ def check(box: Box, place: Path) -> None:
     for process in box.processes:
         if not process.alive:
             log = place / f"{process.name}.log"
-            lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-            last = lines[-1] if lines else "it said nothing"
-            raise HeetError(f"heet-{process.name} ended while starting: {last} (log: {log})")
+            text = log.read_text(errors="replace") if log.exists() else ""
+            raise HeetError(f"heet-{process.name} ended while starting: {last_words(text)} (log: {log})")
+
+
+def last_words(text: str) -> str:
+    """The last line of a log that says something; a frame around it is left out."""
+    lines = (line.strip(" \t│") for line in reversed(text.splitlines()))
+    return next((line for line in lines if any(c.isalnum() for c in line)), "it said nothing")
 
 
 def end(box: Box, tell: Callable[[str], None]) -> None:

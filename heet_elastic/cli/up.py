@@ -32,6 +32,8 @@ from heet_elastic.store.keys import Keys
 from heet_elastic.store.records import decode
 
 READY_S = 60.0
+JOIN_S = 5.0
+"""The etcd of a pool that is there already needs no time to start: a wrong address is told soon."""
 
 
 def up(
@@ -68,7 +70,7 @@ def up(
             with _waiting(f"waiting for etcd at {endpoint}"):
                 _await_etcd(box, place, skip)
         with _waiting(f"waiting for etcd at {endpoint}"):
-            store = _reach(access, box, place)
+            store = _reach(access, box, place, READY_S if join is None else JOIN_S)
         try:
             words = ["--etcd", endpoint, "--prefix", access.prefix, *_credentials(access)]
             box = start(box, place, "agent", [*words, *(agent_arg or ())])
@@ -114,8 +116,8 @@ def _await_etcd(box: Box, place: Path, skip: int) -> None:
         time.sleep(0.05)
 
 
-def _reach(access: Access, box: Box, place: Path) -> Store:
-    deadline = time.monotonic() + READY_S
+def _reach(access: Access, box: Box, place: Path, patience_s: float) -> Store:
+    deadline = time.monotonic() + patience_s
     while True:
         try:
             return open_store(_at(access, box.endpoint))
