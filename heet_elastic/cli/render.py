@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from heet_elastic.cli.picture import HostLine, JobLine, Picture, Speed, host_lines, job_lines
+
+WIDE = 120
+"""Columns from which a reason has room beside its job."""
+
+NOTHING = "-"
 
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "waiting": "yellow"}
 
@@ -21,37 +26,69 @@ def table(*columns: str) -> Table:
     return Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
 
 
-def jobs_table(lines: Sequence[JobLine]) -> Table:
+class Fitting:
+    """A table that fits its terminal: where it is narrow, the last column follows as lines of its own.
+
+    first: the column that is never cut, since people copy names from it. spare: columns that a narrow one leaves out.
+    """
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Text]], spare: Sequence[str] = ()) -> None:
+        self._columns, self._rows, self._spare = columns, rows, spare
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich prints."""
+        if options.max_width >= WIDE:
+            yield self._table(range(len(self._columns)))
+            return
+        last = len(self._columns) - 1
+        yield self._table([n for n, name in enumerate(self._columns) if n != last and name not in self._spare])
+        for row in self._rows:
+            if row[last].plain != NOTHING:
+                yield Text.assemble(row[0], ": ", row[last], overflow="fold")
+
+    def _table(self, shown: Iterable[int]) -> Table:
+        found = table()
+        for n in shown:
+            found.add_column(self._columns[n], overflow="fold", no_wrap=n == 0)
+        for row in self._rows:
+            found.add_row(*(row[n] for n in shown))
+        return found
+
+
+def jobs_table(lines: Sequence[JobLine]) -> Fitting:
     """Jobs, one a row."""
-    shown = table("job", "phase", "workers", "on", "speed", "done", "restarts", "why")
+    rows = []
     for line in lines:
         left = "" if line.restarts_left is None else f" of {line.restarts_used + line.restarts_left}"
-        shown.add_row(
-            Text(line.job),
-            Text(line.phase, style=COLOURS.get(line.phase, "")),
-            str(line.workers or "-"),
-            Text(line.where or "-"),
-            "-" if line.speed is None else f"{line.speed:.4g} {line.unit}/s",
-            "-" if line.share is None else f"{line.share:.0%}",
-            f"{line.restarts_used}{left}",
-            Text(line.reason),
+        rows.append(
+            (
+                Text(line.job),
+                Text(line.phase, style=COLOURS.get(line.phase, "")),
+                Text(str(line.workers or NOTHING)),
+                Text(line.where or NOTHING),
+                Text(NOTHING if line.speed is None else f"{line.speed:.4g} {line.unit}/s"),
+                Text(NOTHING if line.share is None else f"{line.share:.0%}"),
+                Text(f"{line.restarts_used}{left}"),
+                Text(line.reason),
+            )
         )
-    return shown
+    return Fitting(("job", "phase", "workers", "on", "speed", "done", "restarts", "why"), rows, spare=("restarts",))
 
 
-def hosts_table(lines: Sequence[HostLine]) -> Table:
+def hosts_table(lines: Sequence[HostLine]) -> Fitting:
     """Hosts, one a row."""
-    shown = table("host", "devices", "free", "held by", "address", "out of use")
-    for line in lines:
-        shown.add_row(
+    rows = [
+        (
             Text(line.host),
-            ", ".join(f"{n} x {kind}" for kind, n in sorted(line.types.items())),
-            str(line.free),
-            Text(" ".join(f"{job}:{n}" for job, n in line.held.items()) or "-"),
-            line.address,
-            Text("; ".join(f"{device}: {why}" for device, why in line.unusable.items()) or "-"),
+            Text(", ".join(f"{n} x {kind}" for kind, n in sorted(line.types.items()))),
+            Text(str(line.free)),
+            Text(" ".join(f"{job}:{n}" for job, n in line.held.items()) or NOTHING),
+            Text(line.address),
+            Text("; ".join(f"{device}: {why}" for device, why in line.unusable.items()) or NOTHING),
         )
-    return shown
+        for line in lines
+    ]
+    return Fitting(("host", "devices", "free", "held by", "address", "out of use"), rows, spare=("address",))
 
 
 def speeds_table(found: Sequence[Speed], unit: str) -> Table:

@@ -14,7 +14,7 @@ from heet_elastic.cli import control, output, render
 from heet_elastic.cli.access import Access
 from heet_elastic.cli.control import said_of_newest, vanished
 from heet_elastic.cli.explain import find, sentences
-from heet_elastic.cli.picture import Picture, host_lines, job_lines, speeds
+from heet_elastic.cli.picture import HostLine, JobLine, Picture, host_lines, job_lines, speeds
 from heet_elastic.coordinator.api import Table
 from heet_elastic.coordinator.decide.table import refresh
 from heet_elastic.errors import UsageError
@@ -167,6 +167,30 @@ def test_whatever_a_command_prints_comes_out_as_it_is(name: str, terminal: bool,
     out = capsys.readouterr().out
     assert f"job {name} is cancelled" in out
     assert out.count(name) == 2
+
+
+@pytest.mark.parametrize("width", [250, 120, 119, 80, 60, 45])
+def test_names_and_reasons_are_whole_however_narrow_the_terminal_is(width: int):
+    job, where, why = (
+        "train-transformer-3fa9c1",
+        "node-a17:4 node-b03:4",
+        "waits for 2 GPUs of node-a17 that j is releasing",
+    )
+    line = JobLine(job, "x", "running", 8, where, 12.345, "steps", 0.43, 2, 0, 3, why)
+    host = HostLine(
+        "node-a17.cluster.example", "10.1.2.3", {"V100 16GB": 4}, {job: 4}, 0, {"GPU-6a2f1c9e": "fell off the bus"}
+    )
+    shown = Console(width=width, markup=False, emoji=False)
+    with shown.capture() as captured:
+        shown.print(render.jobs_table([line]), render.hosts_table([host]))
+    text = captured.get()
+    assert "…" not in text
+    assert all(len(row) <= width for row in text.splitlines())
+    assert any(row.startswith(job) for row in text.splitlines())
+    assert any(row.startswith(host.host) for row in text.splitlines())
+    together = "".join(text.split())
+    assert "fellofftheb" in together or width >= render.WIDE
+    assert why.replace(" ", "") in together or width >= render.WIDE
 
 
 def test_an_empty_store_says_what_to_do():
