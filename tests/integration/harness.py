@@ -33,7 +33,7 @@ from heet_elastic.store.records import decode
 from heet_elastic.store.snapshot import SnapshotDecoder
 from tests.checkout import ROOT, announce_entry_points
 from tests.integration.etcd import Etcd
-from tests.integration.processes import Proc, ended_by_itself, new_mark, wait_until
+from tests.integration.processes import Proc, crowding, ended_by_itself, new_mark, wait_until
 
 LAB_WORKER = Path(__file__).with_name("lab_worker.py")
 FOREIGN = ("HEET_", "LAB_", "PET_", "TORCHELASTIC_", "MASTER_", "SLURM_", "CUDA_VISIBLE")
@@ -251,7 +251,7 @@ class Cluster:
             if agent.alive:
                 agent.thaw()
                 agent.terminate()
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + grace_s * crowding()
         orphans = {}
         for agent in agents:
             try:

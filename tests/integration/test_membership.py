@@ -89,7 +89,8 @@ def test_c06_workers_end_with_a_killed_agent_and_a_new_one_works_at_once(lab: Cl
 
 
 def test_c07_spares_wait_without_disturbing_replace_a_loss_and_end_with_0(lab: Cluster):
-    flags = ["--steps=60", "--step-s=0.2", "--no-group", f"--checkpoint={lab.folder / 'step'}"]
+    over = lab.folder / "over"
+    flags = [f"--until={over}", "--step-s=0.2", "--no-group", f"--checkpoint={lab.folder / 'step'}"]
     a, b = (lab.torchrun(host=h, nnodes="2:2", args=flags) for h in "ab")
     joined(lab, a, b)
     spare = lab.torchrun(host="s", nnodes="2:2", args=flags)
@@ -100,6 +101,8 @@ def test_c07_spares_wait_without_disturbing_replace_a_loss_and_end_with_0(lab: C
     killed = b.crash_now()
     lab.wait_event(kind="STEP", host="s", after=killed, timeout_s=SLOW)
     late = lab.torchrun(host="t", nnodes="2:2", args=flags)
+    wait_until(lambda: lab.has_record("t"), SLOW, "another spare registers")
+    over.touch()
     assert [x.wait(SLOW) for x in (a, spare, late)] == [0, 0, 0], late.tail()
 
 

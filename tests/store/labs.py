@@ -17,6 +17,7 @@ from heet_elastic.store.embedded import EmbeddedEtcd, EmbeddedSettings, free_por
 from heet_elastic.store.etcd import EtcdSettings, EtcdStore, parse_endpoints
 from heet_elastic.store.etcd.etcd3_loader import load
 from heet_elastic.store.memory import MemoryStore
+from tests.integration import processes
 
 DEADLINE_S = 20.0
 STORE_ID_KEY = "/heet/v1/store_id"
@@ -152,13 +153,8 @@ def new_etcd(folder: Path, *extra: str) -> EmbeddedEtcd:
 
 
 def wait_until(true: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-    """Return when `true()` is; AssertionError after `deadline_s`."""
-    pause = threading.Event()
-    for _ in range(int(deadline_s / 0.02)):
-        if true():
-            return
-        pause.wait(0.02)
-    raise AssertionError(f"not true within {deadline_s} s: {true}")
+    """Return when `true()` is; AssertionError after `deadline_s` of a machine with nothing else to do."""
+    processes.wait_until(true, deadline_s, f"{true}", poll_s=0.02)
 
 
 class Admin:
@@ -223,7 +219,10 @@ class Recorder:
     def wait(self, true: Callable[[Recorder], bool]) -> None:
         """Return when `true(self)` is; AssertionError after the deadline."""
         with self._changed:
-            assert self._changed.wait_for(lambda: true(self), DEADLINE_S), (self.batches, self.resyncs)
+            assert self._changed.wait_for(lambda: true(self), DEADLINE_S * processes.crowding()), (
+                self.batches,
+                self.resyncs,
+            )
 
 
 @contextmanager

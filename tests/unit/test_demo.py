@@ -55,11 +55,13 @@ def test_a_worker_gets_no_more_than_its_share_and_is_let_go_at_the_end(busy):
     wait_until(lambda: worker_hosts(mark) == {pid: "slow"} and trains(pid), 10, "the worker is found")
     command = [sys.executable, str(ROOT / "examples/demo/limiter.py"), "--mark", mark, "slow=0.1"]
     with subprocess.Popen(command) as limiter:
-        wait_until(lambda: state(pid) == "T", 20, "the limiter stops the worker")
-        begun, used = time.monotonic(), cpu_s(pid)
-        wait_until(lambda: cpu_s(pid) > used + 0.1, 30, "the worker goes on now and then")
-        passed = time.monotonic() - begun
-        limiter.terminate()
+        try:
+            wait_until(lambda: state(pid) == "T", 20, "the limiter stops the worker")
+            begun, used = time.monotonic(), cpu_s(pid)
+            wait_until(lambda: cpu_s(pid) > used + 0.1, 30, "the worker goes on now and then")
+            passed = time.monotonic() - begun
+        finally:
+            limiter.terminate()
     # A tenth of a second of processor time takes a second of wall time; ticks and scheduling blur less than half of it.
     assert passed > 0.5
     wait_until(lambda: state(pid) != "T", 10, "the worker is let go")

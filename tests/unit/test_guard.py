@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from heet_elastic.agents import locks, reaper
 from heet_elastic.agents.guard import DeviceGuard
+from tests.integration.processes import wait_until
 
 DEADLINE_S = 20.0
 
@@ -23,6 +23,7 @@ AGENT = """
 import json, multiprocessing, os, signal, subprocess, sys, time
 from pathlib import Path
 from heet_elastic.agents.guard import DeviceGuard
+from tests.integration.processes import wait_until
 
 WORKER = '''
 import os, signal, subprocess, sys, time
@@ -137,10 +138,7 @@ def guard(tmp_path):
 
 
 def wait_for(condition) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)
+    wait_until(condition, DEADLINE_S, "the condition comes true", poll_s=0.01)
 
 
 def process(pid: int) -> reaper.Process:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from heet_elastic.agents.facts import GpuFacts, Usage
 from heet_elastic.agents.health import CRITICAL_XIDS, History, HostMonitor, foreign_process, judge
 from heet_elastic.agents.hosts import HostSettings, monitor_host, probe_host
 from tests.fake_nvml import boxes, build
+from tests.integration.processes import wait_until
 
 DEADLINE_S = 30.0
 
@@ -128,11 +128,7 @@ def monitor(tmp_path, box):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
-    return found
+    return wait_until(condition, DEADLINE_S, "the condition comes true", poll_s=0.02)
 
 
 def reason(monitor: HostMonitor, index: int = 0, **arguments: Any) -> str:
