@@ -255,7 +255,8 @@ def better_gavel(found: Outcomes, base: Run) -> Ratio | None:
     las, minimal, ours = (
         figure(found, replace(base, policy=p), "mean_jct_s") for p in ("gavel", "gavel-minjct", "market")
     )
-    pairs = [min(las[s], minimal[s]) / ours[s] for s in sorted(las.keys() & minimal.keys() & ours.keys())]
+    better = {s: min(las.get(s, np.inf), minimal.get(s, np.inf)) for s in las.keys() | minimal.keys()}
+    pairs = [better[s] / ours[s] for s in sorted(better.keys() & ours.keys())]
     return bootstrap(pairs) if pairs else None
 
 
