@@ -56,7 +56,10 @@ def up(
         print(f"this box is up already: etcd at {known.endpoint} (heet down: ends it)")
         return
     if known is not None:
-        end(known, lambda _: None)
+        ended = ", ".join(f"heet-{p.name}" for p in known.processes if not p.alive)
+        print(f"heet: {ended} has ended: what is left of the pool here ends first, workers save", file=sys.stderr)
+        with _waiting("workers save and end") as tell:
+            end(known, tell)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     endpoint = join or _free(_endpoint(listen))
     box = Box(endpoint)
