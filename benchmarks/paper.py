@@ -88,13 +88,14 @@ class Run:
     error: float
     seed: int
     policy: str
+    perfect: bool = False  # true curves for our policies too: what prediction costs them
 
     @property
     def name(self) -> str:
         """File name of its outcome."""
         return (
             f"{self.setting}-{self.gpus}gpus-{self.jobs}jobs-load{self.load:g}-up{self.up_s:g}-error{self.error:g}-"
-            f"{self.policy}-seed{self.seed}.json"
+            f"{self.policy}{'-perfect' * self.perfect}-seed{self.seed}.json"
         )
 
 
@@ -138,7 +139,8 @@ def perform(run: Run, data: Path) -> Outcome:
         _grounds[key] = Ground(*key, data)
     ground = _grounds[key]
     costs = Costs(run.up_s, run.up_s / 6.0)
-    settings = SimulationSettings(costs=costs, error=run.error, seed=run.seed)
+    predictor = "true" if run.perfect else DEFAULT_PREDICTOR
+    settings = SimulationSettings(costs=costs, error=run.error, seed=run.seed, predictor=predictor)
     policy = None if run.policy == BOUND else run.policy
     task = Task(0, ground.jobs(run), policy, settings, build_hosts(ground.groups), {})
     began = time.process_time()
@@ -220,7 +222,7 @@ def claim_runs(size: Size) -> Iterator[Run]:
 def target_runs(size: Size) -> Iterator[Run]:
     """Runs behind the targets: every load at the middle cost, every cost at the middle load; seed by seed.
 
-    The lower bound at the least load, wrong predictions at the middle.
+    The lower bound at the least load, true curves for market at the middle cost, wrong predictions in the middle.
     """
     middle_up, middle_load = size.ups[len(size.ups) // 2], size.loads[len(size.loads) // 2]
     points = dict.fromkeys([*((x, middle_up) for x in size.loads), *((middle_load, u) for u in size.ups)])
@@ -231,6 +233,8 @@ def target_runs(size: Size) -> Iterator[Run]:
                 yield from (replace(base, policy=p) for p in TARGETED)
                 if load == min(size.loads):
                     yield replace(base, policy=BOUND)
+                if up_s == middle_up:
+                    yield replace(base, policy="market", perfect=True)
                 if (load, up_s) == (middle_load, middle_up):
                     yield replace(base, policy="market", error=0.3)
 
@@ -339,6 +343,7 @@ def target_rows(found: Outcomes, size: Size) -> list[tuple[str, ...]]:
         sia = replace(base, policy="sia")
         tails = [shown(ratio(found, sia, base, n)) for n in ("median_jct_s", "p99_jct_s")]
         own = [
+            shown(ratio(found, replace(base, perfect=True), base)),
             shown(ratio(found, base, replace(base, policy=BOUND))),
             shown(ratio(found, replace(base, error=0.3), base)),
             f"{average(found, base, 'efficiency'):.2f}",
@@ -352,7 +357,8 @@ def target_rows(found: Outcomes, size: Size) -> list[tuple[str, ...]]:
 
 TARGET_HEADS = (
     "setting", "load", "scale-up s", "seeds", "AFS-L", "SRSF-E", "Gavel (better)", "Sia", "heet", "Sia, median",
-    "Sia, p99", "over bound", "30 % error", "efficiency", "rescales (most)", "starved", "longest wait",
+    "Sia, p99", "market with true curves", "over bound", "30 % error", "efficiency", "rescales (most)", "starved",
+    "longest wait",
 )  # fmt: skip
 
 

@@ -7,10 +7,14 @@ from collections import Counter
 
 import pytest
 
+from heet_elastic.model import Configuration
+from heet_elastic.predictor.samples import job_progress, merge
 from heet_elastic.scheduler.policies import POLICIES
 from heet_elastic.simulator.cluster import HostGroup, build_hosts
 from heet_elastic.simulator.engine import Simulation
+from heet_elastic.simulator.feed import Sampler
 from heet_elastic.simulator.jobs import SimJob
+from heet_elastic.simulator.progress import Body
 from heet_elastic.simulator.settings import Costs, Failures, SimulationSettings
 from heet_elastic.simulator.sweep import make_feed
 from heet_elastic.simulator.truth import Row, Truth
@@ -47,7 +51,7 @@ def busy_gpus(result):
     most: Counter[str] = Counter()
     for line in result.log:
         event = json.loads(line)
-        if event["event"] == "round":
+        if event["event"] in ("round", "probe"):
             held[event["name"]] = {h: int(n) for h, n in (m.rsplit(":", 1) for m in event["new"])}
         elif event["event"] in ("done", "arrive"):
             held.pop(event["name"], None)
@@ -154,3 +158,16 @@ def test_a_shrink_costs_less_than_a_growth():
     jobs = [job("a", 4000.0), job("b", 200.0, 400.0, least=1, most=2)]
     cheap, dear = (simulate(jobs, "heet", costs=Costs(up_s=up, down_s=1.0), predictor="true") for up in (1.0, 120.0))
     assert finishes(dear)["a"] > finishes(cheap)["a"]
+
+
+@pytest.mark.parametrize(("interval_s", "saved"), [(0.0, 200.0), (60.0, 120.0)])
+def test_simulated_agents_report_the_work_that_a_restart_would_not_lose(interval_s, saved):
+    body = Body(job("a", work=1e6), interval_s)
+    body.start(0.0, {"t4-00": ("g0", "g1")}, Configuration("T4", 2, 1), rate=2.0, efficiency=1.0, cost_s=0.0)
+    body.advance(100.0)
+    record = Sampler(TRUTH, 0.0, 0).record(body, 1, 100.0)
+    progress = job_progress([record])
+    assert (progress.steps, progress.samples) == (200.0, 200.0)
+    assert (progress.marked_steps, progress.marked_samples) == (saved, saved)
+    (cell,) = merge([record], "samples").values()
+    assert cell.throughput == pytest.approx(2.0)
