@@ -21,7 +21,7 @@ from heet_elastic.cli.request import Request, describe
 from heet_elastic.cli.watching import opened
 from heet_elastic.errors import HeetError, RecordError, RefusedError, StoreUnavailableError, UsageError
 from heet_elastic.model import Host, JobSpec, Result
-from heet_elastic.store.api import Committed, Compare, Delete, Operation, Put, Store, View, absent
+from heet_elastic.store.api import MAX_VALUE_BYTES, Committed, Compare, Delete, Operation, Put, Store, View, absent
 from heet_elastic.store.fence import ensure_store_id, same_store
 from heet_elastic.store.keys import Keys
 from heet_elastic.store.records import decode, encode
@@ -167,8 +167,15 @@ def put_job(store: Store, keys: Keys, spec: JobSpec, command: JobCommand, again:
     """Write the job, in one transaction: it exists once, or not at all.
 
     An answer that was lost is looked up, so trying again is safe. RefusedError where another job has the id;
-    StoreUnavailableError when etcd stays away: then the same command with the same --id settles it.
+    StoreUnavailableError when etcd stays away: then the same command with the same --id settles it. UsageError for a
+    command that is too large.
     """
+    size = len(encode(command))
+    if size > MAX_VALUE_BYTES:
+        raise UsageError(
+            f"arguments, environment and secrets of job {spec.job} have {size} bytes together, at most "
+            f"{MAX_VALUE_BYTES} (1 MiB) are possible: put what is large into files that the hosts can read"
+        )
     for attempt in range(TRIES):
         try:
             found = _look(store.read(keys.job(spec.job)), keys, spec, command, again)

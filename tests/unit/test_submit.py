@@ -137,6 +137,25 @@ def test_variables_that_belong_to_heet_or_torchrun_cannot_be_chosen(name: str):
         check_variable(name)
 
 
+LARGE = "x" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        replace(COMMAND, arguments=(LARGE,)),
+        replace(COMMAND, environment=(("K", LARGE),)),
+        replace(COMMAND, secrets=(("K", LARGE),)),
+    ],
+    ids=["arguments", "environment", "secrets"],
+)
+def test_a_command_that_is_too_large_for_the_store_says_what_to_do(command: JobCommand):
+    store = MemoryStore()
+    with pytest.raises(UsageError, match="put what is large into files"):
+        put_job(store, KEYS, SPEC, command)
+    assert store.read("/").entries == {}
+
+
 def test_secrets_are_in_no_text_about_a_command():
     assert "hush" not in repr(replace(COMMAND, secrets=(("TOKEN", "hush"),)))
 
