@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from heet_elastic import __version__
+from heet_elastic.agents.network import local_address
 from heet_elastic.cli.access import Access, open_store
 from heet_elastic.cli.errors import run
 from heet_elastic.cli.signals import on_signals
@@ -96,11 +97,16 @@ def _endpoint(settings: CoordinatorSettings) -> Iterator[str]:
     if others:
         raise UsageError(f"listen is {settings.listen!r}: expected one address, HOST or HOST:PORT")
     folder = settings.data_dir or str(Path.home() / ".local" / "share" / "heet" / "etcd")
-    with EmbeddedEtcd(EmbeddedSettings(folder, listen.host, listen.port)) as etcd:
+    with EmbeddedEtcd(EmbeddedSettings(folder, listen.host, listen.port, advertised(listen.host))) as etcd:
         log.info("etcd serves at %s, data in %s", etcd.endpoint, folder)
         print(f"etcd: {etcd.endpoint}", flush=True)
         with kept(etcd):
             yield etcd.endpoint
+
+
+def advertised(listen: str) -> str | None:
+    """The address by which others reach an etcd that listens at all of them; None = the one it listens at."""
+    return local_address() if listen in ("0.0.0.0", "::") else None  # noqa: S104 (compared with, not bound to)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from heet_elastic.agents.network import local_address
 from heet_elastic.cli import agent as agent_command
 from heet_elastic.cli import coordinator as coordinator_command
 from heet_elastic.cli import main as heet
@@ -197,6 +198,14 @@ def test_wrong_settings_of_the_coordinator_are_named(words: list[str], sentence:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert ended(coordinator_command.main, *words) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("listen", "named"),
+    [("0.0.0.0", local_address()), ("::", local_address()), ("127.0.0.1", None), ("::1", None), ("node1", None)],
+)
+def test_an_etcd_at_all_addresses_is_named_by_one_that_others_can_use(listen: str, named: str | None):
+    assert coordinator_command.advertised(listen) == named
 
 
 def test_a_coordinator_without_its_etcd_says_so_and_ends(capsys):
