@@ -32,6 +32,9 @@ CURVE = (1, 2, 3, 4, 5, 6, 8, 10)
 SHOWN = 8
 """So many jobs, configurations and bad rows are listed by name; the rest are counted."""
 
+LARGEST = 100.0
+"""Shares above this are not told apart: tables with broken units have errors of any size."""
+
 LINE_EVERY_S = 10.0
 """Without a terminal, progress is a line on stderr at most this often."""
 
@@ -84,7 +87,8 @@ def evaluate(
     most = int(np.isfinite(table.throughput_JK).sum(axis=1).max())
     if probes >= most:
         raise UsageError(
-            f"--probes is {probes}, but no job of {throughputs} has more than {most} cells: nothing is hidden"
+            f"--probes is {probes}, but no job of {throughputs} has more than {most} cell{'s' if most > 1 else ''}: "
+            "nothing is hidden"
         )
     counts = tuple(n for n in CURVE if n < most) if with_curve else ()
     plan = Plan(probes, design.value, hold_out.value, counts, seed)
@@ -220,7 +224,9 @@ def _percentiles(values: FloatArray) -> tuple[float | None, float | None]:
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{100 * value:.{digits}f} %" if value < LARGEST else f"> {100 * LARGEST:.0f} %"
 
 
 def _print(judged: Judged, scores: dict[str, Score], left_out: LeftOut, found: dict[str, Any]) -> None:
@@ -231,6 +237,8 @@ def _print(judged: Judged, scores: dict[str, Score], left_out: LeftOut, found: d
         f"{', '.join(table.host_types)}, {cells} cells; {plan.probes} measured of each job ({plan.design} design), "
         f"{plan.hold_out} held out"
     )
+    if len(set(table.families if plan.hold_out == "family" else table.jobs)) == 1:
+        console.print(f"there is only one {plan.hold_out}: nothing is left to learn from, every method is on its own")
     for line in _left_out_lines(table, left_out):
         console.print(line)
     console.print()

@@ -1,8 +1,9 @@
-"""Plots of `heet evaluate --out FOLDER`: error against measured cells, predicted against true, and calibration."""
+"""Plots of `heet evaluate --out FOLDER`: error against measured cells, of all and by family; calibration; a scatter."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,16 @@ from heet_elastic.errors import UsageError
 from heet_elastic.predictor import DEFAULT
 from heet_elastic.predictor.evaluation import Judged
 
+COMPARED = ("combined", "line", "nearest", "svd-log")
+"""Methods shown for each family."""
+
+MOST_PANELS = 24
+
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 def write_folder(folder: Path, judged: Judged, details: dict[str, Any]) -> None:
-    """evaluation.json and three plots; UsageError when matplotlib is missing or the folder cannot be written."""
+    """evaluation.json and the plots; UsageError when matplotlib is missing or the folder cannot be written."""
     try:
         import matplotlib as mpl
 
@@ -30,7 +36,10 @@ def write_folder(folder: Path, judged: Judged, details: dict[str, Any]) -> None:
         for name, draw in (("curve", _curve), ("scatter", _scatter), ("calibration", _calibration)):
             figure = Figure(figsize=(6.4, 4.0), layout="constrained")
             if draw(figure.subplots(), judged):
-                figure.savefig(folder / f"{name}.png", dpi=110)
+                figure.savefig(folder / f"{name}.png", dpi=80)
+        figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+        if _families(figure, judged):
+            figure.savefig(folder / "families.png", dpi=80)
     except OSError as e:
         raise UsageError(f"--out {folder}: {e.strerror or e}") from e
 
@@ -47,9 +56,40 @@ def _curve(axes: Any, judged: Judged) -> bool:
     axes.axhline(10, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="measured cells of a job", ylabel="median error of the others (%)", yscale="log")
     axes.set_yticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
+    axes.minorticks_off()
     axes.set_title(f"{judged.plan.hold_out} held out, {judged.plan.design} cells")
     axes.legend(fontsize="small", ncols=2)
     return len(counts) > 1
+
+
+def _families(figure: Any, judged: Judged) -> bool:
+    """Median error against the number of measured cells, a panel a family, with the methods most worth comparing."""
+    from heet_elastic.predictor.scores import score
+
+    counts, families = judged.plan.all_counts, sorted(set(judged.table.families))
+    asked = dict.fromkeys(m for m, _ in judged.predictions)
+    methods = [m for m in COMPARED if m in asked] or list(asked)
+    if len(counts) < 2 or not 1 < len(families) <= MOST_PANELS:
+        return False
+    wide = math.ceil(math.sqrt(len(families)))
+    panels = figure.subplots(math.ceil(len(families) / wide), wide, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, family in zip(panels, families, strict=False):
+        jobs = np.flatnonzero(np.array(judged.table.families) == family)
+        for method in methods:
+            parts = [judged.predictions[method, n].take(jobs) for n in counts]
+            style = {"linewidth": 2.0, "color": "black"} if method == DEFAULT else {"linewidth": 1.0}
+            axes.plot(counts, [100 * score(p).median_error for p in parts], label=method, **style)
+        axes.axhline(10, color="grey", linewidth=0.8, linestyle=":")
+        axes.set(yscale="log")
+        axes.set_yticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
+        axes.minorticks_off()
+        axes.set_title(family, fontsize="small")
+    for axes in panels[len(families) :]:
+        axes.set_visible(False)
+    panels[0].legend(fontsize="x-small")
+    figure.supxlabel("measured cells of a job")
+    figure.supylabel("median error of the others (%)")
+    return True
 
 
 def _default(judged: Judged) -> Any:

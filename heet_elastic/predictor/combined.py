@@ -42,7 +42,7 @@ from heet_elastic.predictor.rows import Grid, IntArray, Rows, observe
 LINE_WEIGHT = 0.1
 """Prior weight of the line."""
 
-NEGLIGIBLE = 0.01
+NEGLIGIBLE = 0.05
 """Explanations with less than this share of the best one's weight are left out."""
 
 PAST_ITERATIONS = 1
@@ -211,8 +211,13 @@ class _Pile:
 
 def _sum_into(total: FloatArray, at_P: IntArray, value: FloatArray) -> None:
     """total[at_P] += value where an index, ascending, may come several times."""
-    first = np.flatnonzero(np.diff(at_P, prepend=-1))
-    total[at_P[first]] += value if first.size == at_P.size else np.add.reduceat(value, first, axis=0)
+    if total.shape[0] == 1:
+        total[0] += value.sum(axis=0)
+    elif at_P.size == total.shape[0] and at_P[0] == 0 and at_P[-1] == at_P.size - 1 and (at_P[1:] > at_P[:-1]).all():
+        total += value
+    elif at_P.size:
+        first = np.concatenate(([0], np.flatnonzero(at_P[1:] != at_P[:-1]) + 1))
+        total[at_P[first]] += np.add.reduceat(value, first, axis=0)
 
 
 def fit_combined(history: Sequence[Profile], rng: np.random.Generator) -> Combined:

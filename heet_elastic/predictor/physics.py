@@ -232,9 +232,9 @@ def solve(place: Field, rows: Rows, centre: Centre, iterations: int = ITERATIONS
         expected_JN = g.speed_JN + g.rest_JN - np.logaddexp(0.0, z_JN) * g.multi_JN - p_JN * (g.ratio_JN - z_JN)
         residual_JN = np.where(rows.measured_JN, rows.log_JN - expected_JN, 0.0)
         cov_JNN = _covariance(g, rows, centre, p_JN, u_JN)
-        weight_JN = batched.solve(cov_JNN, residual_JN)
         if iteration == iterations - 1:
             break
+        weight_JN = batched.solve(cov_JNN, residual_JN)
         wide_JN = g.width_JN * weight_JN
         pull_JN = g.width_JN * (_times(g.type_JNN, (1 - p_JN) * wide_JN) - _times(g.ratio_JNN, p_JN * wide_JN))
         pull_JN += (centre.coupling_J * centre.scale_var_J * (u_JN * weight_JN).sum(axis=1))[:, None]
@@ -245,23 +245,30 @@ def solve(place: Field, rows: Rows, centre: Centre, iterations: int = ITERATIONS
             break
         z_JN = z_JN + step_JN * (1.0 if iteration < 3 else 0.7)
     whiten_JNN = batched.whitener(cov_JNN)
-    log_evidence_J = np.log(np.diagonal(whiten_JNN, axis1=1, axis2=2)).sum(axis=1)
-    log_evidence_J -= 0.5 * (residual_JN * weight_JN).sum(axis=1)
+    white_JN = _times(whiten_JNN, residual_JN)
+    weight_JN = _times(whiten_JNN.transpose(0, 2, 1), white_JN)
+    log_evidence_J = np.log(np.diagonal(whiten_JNN, axis1=1, axis2=2)).sum(axis=1) - 0.5 * (white_JN**2).sum(axis=1)
     return Solution(p_JN, weight_JN, whiten_JNN, log_evidence_J)
 
 
 def _covariance(g: _Gathered, rows: Rows, centre: Centre, p_JN: FloatArray, u_JN: FloatArray) -> FloatArray:
     """Covariance of what was measured, noise included; pads are independent unit cells."""
-    q_JN = 1 - p_JN
-    cov_JNN = q_JN[:, :, None] * q_JN[:, None, :] * g.type_JNN
-    cov_JNN += p_JN[:, :, None] * p_JN[:, None, :] * g.ratio_JNN
-    cov_JNN += g.rest_JNN
-    cov_JNN *= g.width_JN[:, :, None] * g.width_JN[:, None, :]
-    cov_JNN += (centre.scale_var_J[:, None] * u_JN)[:, :, None] * u_JN[:, None, :]
+    cov_JNN, part_JNN = np.empty_like(g.type_JNN), np.empty_like(g.type_JNN)
+    _scaled(g.type_JNN, g.width_JN * (1 - p_JN), cov_JNN)
+    cov_JNN += _scaled(g.ratio_JNN, g.width_JN * p_JN, part_JNN)
+    cov_JNN += _scaled(g.rest_JNN, g.width_JN, part_JNN)
+    cov_JNN += np.multiply((centre.scale_var_J[:, None] * u_JN)[:, :, None], u_JN[:, None, :], out=part_JNN)
     cov_JNN *= rows.pair_JNN
     diagonal = np.arange(p_JN.shape[1])
     cov_JNN[:, diagonal, diagonal] += np.where(rows.measured_JN, rows.std_JN**2, 1.0)
     return cov_JNN
+
+
+def _scaled(matrix_JNN: FloatArray, factor_JN: FloatArray, out_JNN: FloatArray) -> FloatArray:
+    """Rows and columns times a factor, into `out_JNN`."""
+    np.multiply(matrix_JNN, factor_JN[:, :, None], out=out_JNN)
+    out_JNN *= factor_JN[:, None, :]
+    return out_JNN
 
 
 def _times(matrix_JNN: FloatArray, vector_JN: FloatArray) -> FloatArray:
@@ -347,11 +354,20 @@ def _half(
     at_JN, p_JN = rows.at_JN, solution.slope_JN
     p_JK = _logistic(ratio_JK) * place.multi_K
     u_JN, u_JK = 1.0 - centre.coupling_J[:, None] * p_JN, 1.0 - centre.coupling_J[:, None] * p_JK
-    ratio_JNK = place.deviation_KK[at_JN] + centre.ratio_var_J[:, None, None]
-    cov_JNK = centre.scale_var_J[:, None, None] * u_JN[:, :, None] * u_JK[:, None, :]
-    cov_JNK += (centre.width_JN(at_JN)[:, :, None] * centre.width_JK[:, None, :]) * (
-        (1 - p_JN)[:, :, None] * (1 - p_JK)[:, None, :] * place.type_KK[at_JN]
-        + p_JN[:, :, None] * p_JK[:, None, :] * ratio_JNK
-        + place.rest_KK[at_JN]
-    )
-    return solution.whiten_JNN @ (cov_JNK * rows.measured_JN[:, :, None]), u_JK, p_JK
+    width_JN, width_JK = centre.width_JN(at_JN) * rows.measured_JN, centre.width_JK
+    # In place and factor by factor: for thousands of jobs this is bound by memory, not by arithmetic.
+    cov_JNK = place.deviation_KK[at_JN]
+    cov_JNK += centre.ratio_var_J[:, None, None]
+    cov_JNK *= (width_JN * p_JN)[:, :, None]
+    cov_JNK *= (width_JK * p_JK)[:, None, :]
+    part_JNK = place.type_KK[at_JN]
+    part_JNK *= (width_JN * (1 - p_JN))[:, :, None]
+    part_JNK *= (width_JK * (1 - p_JK))[:, None, :]
+    cov_JNK += part_JNK
+    np.take(place.rest_KK, at_JN, axis=0, out=part_JNK, mode="clip")
+    part_JNK *= width_JN[:, :, None]
+    part_JNK *= width_JK[:, None, :]
+    cov_JNK += part_JNK
+    left_JN = centre.scale_var_J[:, None] * u_JN * rows.measured_JN
+    cov_JNK += np.multiply(left_JN[:, :, None], u_JK[:, None, :], out=part_JNK)
+    return np.matmul(solution.whiten_JNN, cov_JNK, out=part_JNK), u_JK, p_JK
