@@ -63,7 +63,8 @@ def await_probe(lab: Cluster) -> JobView:
     def what() -> str:
         return f"a probe round; the job says {status(lab.view())!r}"
 
-    found: JobView = wait_until(measuring, SLOW, what)
+    found = wait_until(measuring, SLOW, what)
+    assert found is not None
     return found
 
 
