@@ -2,7 +2,7 @@
 
 A move changes one job's configuration; the GPUs that it needs come from the free ones and, if they do not suffice, from
 one other job (the donor) that shrinks. `trade` ends where no such move gains; `fill` where none gains without a donor;
-`seat` lets jobs in that need more GPUs at once than any one donor has.
+`seat` lets jobs in that need more GPUs at once than any one donor has; `polish` is exact where that is quick.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from heet_elastic.scheduler.api import FloatArray, IntArray
+from heet_elastic.scheduler.exact import best_of_all, best_on_type, solvable
 
 LEAST_GAIN = 1e-9
 """Gains below this share of the largest value count as none."""
+MOST_POLISHED = 400_000
+"""Largest jobs x GPUs of a type x counts on which types are polished in turn: a few milliseconds a type."""
+SWEEPS = 4
 SEATS = 8
 """Jobs that one decision tries to seat at the cost of several donors."""
 
@@ -153,6 +157,43 @@ class Bargain:
             cost = self._cost_HK(loss, free)
             if not self._best_move(flat, held, free, loss, cost, below):
                 return
+
+    def polish(self) -> None:
+        """The best allocation of all on a small cluster; else each type made the best given the others, in turn.
+
+        What is not better by more than `least` is left as it is.
+        """
+        jobs = len(self.index)
+        if not jobs:
+            return
+        if solvable(self.value_JHW, self.gpus):
+            kept = self.type_J, self.workers_J
+            before = self.value()
+            self.type_J, self.workers_J = best_of_all(self.value_JHW, self.gpus)
+            if self.value() <= before + self.least:
+                self.type_J, self.workers_J = kept
+            return
+        if jobs * float(self.gpus.max(initial=0)) * len(self.counts) > MOST_POLISHED:
+            return
+        moved = True
+        for _ in range(SWEEPS):
+            if not moved:
+                return
+            moved = False
+            for h in np.flatnonzero(self.gpus > 0).tolist():
+                moved |= self._polish_type(h)
+            self.fill()
+
+    def _polish_type(self, h: int) -> bool:
+        held, on = self.held(), self.type_J == h
+        elsewhere = np.where(on, 0.0, held)
+        gained, workers = best_on_type(self.value_JHW[:, h], elsewhere, int(self.gpus[h]))
+        if gained <= held[on].sum() + self.least:
+            return False
+        takes = workers > 0
+        self.type_J = np.where(takes, h, np.where(on, -1, self.type_J))
+        self.workers_J = np.where(takes, workers, np.where(on, 0, self.workers_J))
+        return True
 
     def _cost_HK(self, loss: FloatArray, free: IntArray) -> FloatArray:
         """cost[h, k]: what k more GPUs of type h cost: nothing while free, else the least loss of one donor."""

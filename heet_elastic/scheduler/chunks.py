@@ -1,6 +1,9 @@
 """Equal chunks of GPUs (docs/scheduling.md), the counts with which jobs enter them, and jobs that need more than one.
 
 chunk = 2^floor(log2(max(1, G / N)))  for G GPUs and N jobs, at most the GPUs of a host of the type
+
+It shrinks at once, or somebody would find no chunk; it grows beyond what jobs have only when G / N is half-way (by
+ratio) to the next size, so that a number of jobs or GPUs that goes up and down does not resize everybody each time.
 """
 
 from __future__ import annotations
@@ -15,24 +18,34 @@ def chunk_sizes_H(problem: Problem, options: Options, chunk: int | None) -> IntA
     """GPUs of a chunk of each type; `chunk` instead of the adaptive size where it is given."""
     if chunk is None:
         jobs = max(int(np.count_nonzero(options.speed_JHW.any(axis=(1, 2)))), 1)
-        chunk = 2 ** max(0, int(np.floor(np.log2(max(1.0, float(options.gpus_H.sum()) / jobs)))))
+        chunk = adaptive_chunk(float(options.gpus_H.sum()) / jobs, options.current_J[options.running_J])
     largest = np.ones(len(problem.host_types), dtype=np.int64)
     np.maximum.at(largest, problem.group_type_G, problem.group_gpus_G)
     return np.minimum(chunk, largest)
 
 
+def adaptive_chunk(share: float, held: IntArray) -> int:
+    """The chunk for `share` GPUs a job, where running jobs hold `held`."""
+    octave = int(np.floor(np.log2(max(1.0, share))))
+    if len(held) and octave > 0 and np.median(held) < 2**octave and share < 2 ** (octave + 0.5):
+        octave -= 1
+    return int(2**octave)
+
+
 def entry_counts_JH(options: Options, chunk_H: IntArray) -> IntArray:
-    """Workers with which a job enters a type: the largest possible count within a chunk, else the least; 0 = none."""
-    possible = options.speed_JHW > 0
-    most = possible.shape[2]
-    within = possible[:, :, : int(chunk_H.max(initial=1))]
+    """Workers with which a job enters a type: the fastest possible count within a chunk, else the least; 0 = none."""
+    speed = options.speed_JHW
+    within = speed[:, :, : int(chunk_H.max(initial=1))]
     if (chunk_H < within.shape[2]).any():
-        within = within & (np.arange(1, within.shape[2] + 1) <= chunk_H[:, None])
-    largest = np.where(within.any(axis=2), within.shape[2] - within[:, :, ::-1].argmax(axis=2), 0)
-    if (largest > 0).all():
-        return largest
+        within = within * (np.arange(1, within.shape[2] + 1) <= chunk_H[:, None])
+    if not within.size:
+        return np.zeros(speed.shape[:2], dtype=np.int64)
+    fastest = np.where(within.max(axis=2) > 0, within.argmax(axis=2) + 1, 0)
+    if (fastest > 0).all():
+        return fastest
+    possible = speed > 0
     least = np.where(possible.any(axis=2), possible.argmax(axis=2) + 1, 0)
-    return np.where((largest > 0) | (most == 0), largest, least)
+    return np.where(fastest > 0, fastest, least)
 
 
 def seat_big_jobs(

@@ -64,6 +64,7 @@ def clear(
         other = Bargain(value_JHW, gpus_H, *start)
         other.shed()
         other.trade()
+        other.polish()
         if other.value() >= best.value():
             best = other
     return Cleared(best.type_J, best.workers_J, price, best.value(), max(bound, best.value()))
@@ -86,6 +87,7 @@ def _clear_rows(
     bargain = Bargain(value_JHW, gpus_H, *market.allocation(*market.demand(price)))
     bargain.shed()
     bargain.trade()
+    bargain.polish()
     return price, bound, bargain.type_J, bargain.workers_J
 
 

@@ -1,7 +1,8 @@
 """The rescale gate: a change must pay for itself (docs/scheduling.md), else the job stays as it is.
 
 Gain of a change from throughput T to T': (1 - T/T') D seconds, over the time D that a configuration of the job lasts;
-it must exceed the job's own cost of a rescale. With equal throughput nothing changes.
+it must exceed the job's own cost of a rescale, which grows with those that it has had (`charges`). With equal
+throughput nothing changes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from heet_elastic.scheduler.api import BoolArray, FloatArray, IntArray, Problem
+from heet_elastic.scheduler.charges import dearness_J, left_s_J
 from heet_elastic.scheduler.options import Options
 from heet_elastic.scheduler.pricing import lasting_s_J
 from heet_elastic.scheduler.sizes import Sizes
@@ -28,9 +30,7 @@ def current_speed_J(problem: Problem, options: Options) -> FloatArray:
 
 def horizon_s_J(problem: Problem, now_J: FloatArray, interval_s: float) -> FloatArray:
     """D: the remaining time, or how long configurations of the job have lasted (at least an interval) if shorter."""
-    with np.errstate(divide="ignore"):
-        left = np.where(now_J > 0, problem.remaining_J / now_J, np.inf)
-    return np.minimum(left, np.maximum(lasting_s_J(problem), interval_s))
+    return np.minimum(left_s_J(problem, now_J), np.maximum(lasting_s_J(problem), interval_s))
 
 
 def keep_what_does_not_pay(
@@ -44,8 +44,8 @@ def keep_what_does_not_pay(
 ) -> BoolArray:
     """Undo changes that do not pay, where the GPUs are still there; free_H, type_J, workers_J change in place.
 
-    Returns the jobs that are rescaled or started. Growth and moves are undone first, since that frees GPUs for undoing
-    the rest.
+    What is only predicted counts one standard deviation less. Returns the jobs that are rescaled or started. Growth and
+    moves are undone first, since that frees GPUs for undoing the rest.
     """
     kind, held = options.current_type_J, options.current_J
     running = now_J > 0
@@ -53,8 +53,12 @@ def keep_what_does_not_pay(
     rows = np.flatnonzero(changed & running)
     if len(rows):
         new = options.speed_JHW[rows, type_J[rows], workers_J[rows] - 1]
+        if problem.log_std_JHW is not None:
+            std = problem.log_std_JHW[rows, type_J[rows], workers_J[rows] - 1]
+            new = new * np.exp(-np.where(std > 0, std, 0.0))
         gain = (1.0 - now_J[rows] / new) * horizon_J[rows]
-        rows, gain = rows[gain <= problem.rescale_up_s_J[rows]], gain[gain <= problem.rescale_up_s_J[rows]]
+        keeps = gain <= problem.rescale_up_s_J[rows] * dearness_J(problem)[rows]
+        rows, gain = rows[keeps], gain[keeps]
         grows = workers_J[rows] > held[rows]
         for j in rows[np.lexsort((gain, ~grows))].tolist():
             h, w, old_h, old_w = int(type_J[j]), int(workers_J[j]), int(kind[j]), int(held[j])

@@ -4,7 +4,10 @@
 
 R_j: what is left of job j; a weighs short jobs first against speed. T' charges a rescale inside the objective: over
 the time D that a configuration lasts, a change that stalls the job for s seconds leaves T' = T D / (D + s). D is the
-least of the job's own remaining time, the mean time between its rescales so far, and what its budget allows.
+lesser of the job's own remaining time and the mean time between its rescales so far; s is its own cost of a rescale,
+which grows with the rescales that it has had (`charges`). Losing all GPUs costs a restart later: a running job counts
+T s / D on top of every configuration. What is only predicted counts one standard deviation less for a job that runs:
+the best of a handful of uncertain moves looks about that much better than it is.
 """
 
 from __future__ import annotations
@@ -15,26 +18,31 @@ import numpy as np
 
 from heet_elastic.scheduler.api import Choice, FloatArray, IntArray, Problem
 from heet_elastic.scheduler.bargain import Bargain
+from heet_elastic.scheduler.charges import dearness_J, owed_J, settled_J
 from heet_elastic.scheduler.clearing import SMALL, clear, densities
+from heet_elastic.scheduler.gate import current_speed_J
 from heet_elastic.scheduler.options import Options, build_options, in_canonical_order
+from heet_elastic.scheduler.pricing import lasting_s_J
 from heet_elastic.scheduler.sizes import Sizes
+from heet_elastic.scheduler.steady import steadied
 
+TINY_S = 1e-9
+MOST_HELD = 1e3
+"""Most that holding GPUs counts, in units of the job's own throughput: further differences would drown in it."""
 NEAR = 0.01
 """With many jobs, what improves on what runs is preferred to a fresh clearing unless that is worth so much more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """Clear a market for GPUs. Every parameter has a meaning in seconds or shares; none is tuned to a table.
+    """Clear a market for GPUs. `patience_s`: a job that has waited this long comes before all others.
 
-    patience_s: a job that has waited this long counts four times. rescale_budget: the share of its age that a job may
-    spend in rescales before they become dear.
+    shortness: a, from 0 (speed alone) to 1 (remaining time alone).
     """
 
     name: str = "market"
     interval_s: float = 300.0
     patience_s: float = 3600.0
-    rescale_budget: float = 0.05
     shortness: float = 0.35
 
     def choose(self, problem: Problem, rng: np.random.Generator) -> Choice:
@@ -63,47 +71,65 @@ def values_JHW(policy: Market, problem: Problem, options: Options, weight_J: Flo
     value *= work * weight_J[:, None, None]
     rows = np.flatnonzero(options.running_J)
     if len(rows):
-        value[rows] = _running(policy, problem, options, rows) * weight_J[rows, None, None]
+        value[rows] = _running(problem, options, rows) * weight_J[rows, None, None]
+    owed = np.flatnonzero(owed_J(problem, policy.patience_s) & (weight_J > 0))
+    if len(owed):
+        # More than whatever its least count could be worth to others.
+        least = np.maximum((value[owed] > 0).any(axis=1).argmax(axis=1) + 1, 1)
+        value[owed] += (value[owed] > 0) * (2.0 * float(value.max()) * least)[:, None, None]
     return value
 
 
-def _running(policy: Market, problem: Problem, options: Options, rows: IntArray) -> FloatArray:
+def _running(problem: Problem, options: Options, rows: IntArray) -> FloatArray:
     """T' of the jobs in `rows`, which run: what they have is free of charge, at the throughput of where they are."""
     speed = options.speed_JHW[rows]
     kind, held = options.current_type_J[rows], options.current_J[rows]
-    up, down = problem.rescale_up_s_J[rows], problem.rescale_down_s_J[rows]
-    regime = (problem.age_s_J[rows] + up) / (problem.rescales_J[rows] + 1.0)
-    regime *= np.minimum(1.0, policy.rescale_budget * regime / np.maximum(up, 1e-9))
+    dear = dearness_J(problem)[rows]
+    up, down = problem.rescale_up_s_J[rows] * dear, problem.rescale_down_s_J[rows] * dear
+    lasting = lasting_s_J(problem)[rows]
     counts = np.arange(1, speed.shape[2] + 1)
     here = kind[:, None] == np.arange(speed.shape[1])
     shrinks = here[:, :, None] & (counts < held[:, None, None])
     cost = np.where(shrinks, down[:, None, None], up[:, None, None])
     with np.errstate(divide="ignore"):
-        lasts = np.minimum(problem.remaining_J[rows, None, None] / speed, regime[:, None, None])
-    charged = np.where(speed > 0, speed * lasts / (lasts + cost), 0.0) if len(rows) else speed
+        lasts = np.minimum(problem.remaining_J[rows, None, None] / speed, lasting[:, None, None])
+    fraction = lasts / np.maximum(lasts + cost, TINY_S)
+    if problem.log_std_JHW is not None:
+        fraction *= np.exp(-np.where(problem.log_std_JHW[rows] > 0, problem.log_std_JHW[rows], 0.0))
+    charged = speed * fraction
     sizes = Sizes(problem)
-    for i, j in enumerate(rows.tolist()):
-        h, w = int(kind[i]), int(held[i]) - 1
-        if w < speed.shape[2] and speed[i, h, w] > 0:
-            charged[i, h, w] = max(charged[i, h, w], sizes.speed(j, problem.current[j])[0])
+    for i in np.flatnonzero(options.stays_J[rows]).tolist():
+        j, h, w = int(rows[i]), int(kind[i]), int(held[i]) - 1
+        now = sizes.speed(j, problem.current[j])[0]
+        if now > 0:
+            charged[i, h, w] = max(charged[i, h, w], now)
+            lasts_s = max(min(problem.remaining_J[j] / now, lasting[i]), TINY_S)
+            charged[i] += (charged[i] > 0) * (now * min(up[i] / lasts_s, MOST_HELD))
     return charged
 
 
 def market_value(policy: Market, problem: Problem) -> tuple[FloatArray, IntArray]:
     """(value_JHW, gpus_H): what the market of `problem` maximises, and the GPUs that it clears."""
-    options = build_options(problem)
+    problem, options = _seen(problem)
     return values_JHW(policy, problem, options, weights_J(policy, problem, options)), options.gpus_H
+
+
+def _seen(problem: Problem) -> tuple[Problem, Options]:
+    """The problem with steadied curves, and its options; settled jobs keep what they have."""
+    problem = steadied(problem)
+    options = build_options(problem)
+    settled = settled_J(problem, current_speed_J(problem, options))
+    return problem, build_options(problem, keep_J=settled) if settled.any() else options
 
 
 def duality_gap(policy: Market, problem: Problem) -> float:
     """(bound - value) / bound of the market cleared from nothing: how far from the best it is at most."""
-    options = build_options(problem)
-    value = values_JHW(policy, problem, options, weights_J(policy, problem, options))
-    return clear(value, options.gpus_H).gap
+    value, gpus_H = market_value(policy, problem)
+    return clear(value, gpus_H).gap
 
 
 def _choose(policy: Market, problem: Problem) -> Choice:
-    options = build_options(problem)
+    problem, options = _seen(problem)
     weight = weights_J(policy, problem, options)
     value = values_JHW(policy, problem, options, weight)
     held = np.where(options.running_J, options.current_J, 0)
@@ -125,6 +151,7 @@ def clear_from(
         bargain = Bargain(value, gpus_H, type_J, workers_J)
         bargain.shed()
         bargain.trade()
+        bargain.polish()
         return bargain.type_J, bargain.workers_J, "market from what runs"
     cleared = clear(value, gpus_H)
     if not workers_J.any():

@@ -47,7 +47,7 @@ class Options:
     @property
     def stays_J(self) -> BoolArray:
         """Jobs that hold a configuration which is still possible for them, so that they may keep it."""
-        stays = self.running_J & (self.current_J <= self.speed_JHW.shape[2])
+        stays: BoolArray = self.running_J & (self.current_J <= self.speed_JHW.shape[2])
         rows = np.flatnonzero(stays)
         stays[rows] = self.speed_JHW[rows, self.current_type_J[rows], self.current_J[rows] - 1] > 0
         return stays
@@ -108,9 +108,9 @@ def type_gpus_H(problem: Problem) -> IntArray:
     return gpus.astype(np.int64)
 
 
-def build_options(problem: Problem, patience_s: float = 600.0) -> Options:
+def build_options(problem: Problem, patience_s: float = 600.0, keep_J: BoolArray | None = None) -> Options:
     """The possible configurations of `problem`. A job that must span types is served within `patience_s`."""
-    fixed = problem.frozen_J.copy()
+    fixed = problem.frozen_J.copy() if keep_J is None else problem.frozen_J | keep_J
     kind, held = problem.current_type_J(), problem.current_workers_J()
     fixed_type, fixed_workers = np.where(fixed, kind, -1), np.where(fixed, held, 0)
     gpus = type_gpus_H(problem)

@@ -1,0 +1,51 @@
+"""What a rescale must gain, and who is owed GPUs: the two bounds that `heet` and `market` share (docs/scheduling.md).
+
+Rescales. A job's first FREE_RESCALES must gain what they cost; each further one DEARER times as much as the one before.
+No change gains more than the time that is left, so after
+    k = FREE_RESCALES + ln(time left / cost) / ln(DEARER)
+rescales no further one can pay: the job is settled and keeps what it has to its end. That bounds any one job's number.
+
+Waiting. A job is owed its least count when it has waited `patience_s`, or has had less than FLOOR of that count over
+its age beyond `patience_s`. Jobs that are owed GPUs come before all others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from heet_elastic.scheduler.api import BoolArray, FloatArray, Problem
+
+FREE_RESCALES = 3
+DEARER = 1.5
+FLOOR = 0.1
+LEAST_COST_S = 1.0
+"""A rescale is never taken to cost less, or jobs that stop and start in no time would never settle."""
+
+
+def dearness_J(problem: Problem) -> FloatArray:
+    """How many times its cost the next rescale of each job must gain."""
+    over = np.clip(problem.rescales_J - FREE_RESCALES, 0, 100).astype(np.float64)
+    dear: FloatArray = DEARER**over
+    return dear
+
+
+def left_s_J(problem: Problem, now_J: FloatArray) -> FloatArray:
+    """Remaining time of each job at throughput now_J (inf where that is 0)."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.where(now_J > 0, problem.remaining_J / np.where(now_J > 0, now_J, 1.0), np.inf)
+
+
+def settled_J(problem: Problem, now_J: FloatArray) -> BoolArray:
+    """Jobs that run (now_J > 0) and for which no further rescale can pay."""
+    cost = np.maximum(problem.rescale_up_s_J, LEAST_COST_S) * dearness_J(problem)
+    settled: BoolArray = (now_J > 0) & (cost >= left_s_J(problem, now_J))
+    return settled
+
+
+def owed_J(problem: Problem, patience_s: float) -> BoolArray:
+    """Jobs that come before all others: they waited `patience_s`, or got less than their floor since."""
+    least = np.maximum(problem.min_J, problem.min_hosts_J)
+    beyond = np.maximum(problem.age_s_J - patience_s, 0.0)
+    poor = problem.received_s_JH.sum(axis=1) < FLOOR * least * beyond
+    owed: BoolArray = (problem.waited_s_J >= patience_s) | poor
+    return owed
