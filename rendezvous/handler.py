@@ -37,6 +37,7 @@ from heet_elastic.rendezvous.round_store import FormedRound, form_round
 from heet_elastic.rendezvous.settings import RendezvousSettings, read_settings
 from heet_elastic.rendezvous.signals import SignalWatch
 from heet_elastic.rendezvous.values import Order, WorkerState
+from heet_elastic.words import counted
 
 LOCK_WAIT_S = 5.0
 """A device that stays locked for longer is reported as busy, with its holder."""
@@ -342,7 +343,8 @@ class HeetRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         )
         place = self._place()
         say(
-            f"round {allocation.round}: {allocation.world_size} workers on {len(allocation.members)} agents, here "
+            f"round {allocation.round}: {counted(allocation.world_size, 'worker')} on "
+            f"{counted(len(allocation.members), 'agent')}, here "
             f"{len(place.gpus)} ({', '.join(place.gpus)}); {allocation.reason}"
         )
         info = RendezvousStoreInfo(formed.address, formed.port)

@@ -25,6 +25,7 @@ from heet_elastic.model import (
 from heet_elastic.rendezvous.copies import not_quiet, vanished
 from heet_elastic.rendezvous.values import Local, Memory, ProtocolSettings, Timers, World, WriteRound
 from heet_elastic.rendezvous.verdict import fit
+from heet_elastic.words import counted
 
 FRESH_CLAIM_S = 15.0
 """A claim older than this counts only while the device is really locked."""
@@ -157,7 +158,7 @@ def _missing(world: World, spec: JobSpec, old: tuple[Member, ...], fresh: list[A
     if not here:
         return ""
     if here < spec.min_hosts:
-        return f"{here} of at least {spec.min_hosts} agents are here (no coordinator leads)"
+        return f"{here} of at least {counted(spec.min_hosts, 'agent')} are here (no coordinator leads)"
     blocked = sorted({r.host for r in fresh if r.host not in world.hosts or not world.hosts[r.host].gpus})
     if blocked:
         return f"no devices are known on {', '.join(blocked)}"

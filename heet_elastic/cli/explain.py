@@ -15,6 +15,7 @@ from heet_elastic.cli.status import Json, fetch
 from heet_elastic.cli.watching import JobArgument
 from heet_elastic.errors import UsageError
 from heet_elastic.model import JobView
+from heet_elastic.words import counted
 
 
 def explain(access: Access, job: JobArgument, json_: Json = False) -> None:
@@ -74,7 +75,7 @@ def _round(view: JobView, line: JobLine) -> list[str]:
     allocation = view.allocation.record
     if not allocation.members:
         return [f"Round {allocation.round} gave its devices back: {allocation.reason}"]
-    found = [f"Round {allocation.round} ({allocation.cause}), {line.workers} workers: {allocation.reason}"]
+    found = [f"Round {allocation.round} ({allocation.cause}), {counted(line.workers, 'worker')}: {allocation.reason}"]
     for member in allocation.members:
         record = view.agents.get(member.agent)
         state = f", {record.record.state} since round {record.record.round}" if record else ", not heard of now"

@@ -148,7 +148,7 @@ def test_a_finishing_job_whose_other_members_are_lost_has_succeeded_and_that_is_
     decision = lab.decide(seconds=SETTINGS.ttl_s)
     (result,) = [a.result for a in decision.actions if isinstance(a, SetResult)]
     assert result.outcome == "succeeded"
-    assert result.reason == "1 agents ended well; a1 lost without a failure of their own"
+    assert result.reason == "1 agent ended well; a1 lost without a failure of their own"
 
 
 def test_a_finishing_job_with_a_live_member_is_left_to_its_members():

@@ -281,7 +281,7 @@ def test_a_job_started_by_hand_is_never_asked_of_a_heet_agent():
     lab.submit(spec("a"))
     decision = lab.decide()
     assert not [a for a in decision.actions if isinstance(a, Want)]
-    assert decision.reasons["a"] == "no agent of it is here: start torchrun with --rdzv-id=a on 1 hosts"
+    assert decision.reasons["a"] == "no agent of it is here: start torchrun with --rdzv-id=a on 1 host"
 
 
 def test_a_request_is_taken_back_when_the_job_has_nothing_there_any_more():

@@ -45,7 +45,7 @@ def test_a_submitted_job_without_any_heet_agent():
 def test_an_excluded_host():
     shut = Account("run1", exclusions=(Exclusion("h1", 95.0, 2, "agent a1 was lost within 4 s of joining"),))
     text = reason([view(spec("a"), [agent("a1", "h1")], account=Versioned(shut, 1, 1))])
-    assert text == ("waits for 1 more of 1 hosts; h1 is excluded for 100 s: agent a1 was lost within 4 s of joining")
+    assert text == ("waits for 1 more of 1 host; h1 is excluded for 100 s: agent a1 was lost within 4 s of joining")
 
 
 def test_no_capacity_names_position_and_who_holds_the_gpus():

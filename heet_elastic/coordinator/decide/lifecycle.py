@@ -12,6 +12,7 @@ from heet_elastic.coordinator.api import Forget, SetProfile, SetResult, Timer, W
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import Profile, Result
+from heet_elastic.words import counted
 
 Timers = MutableMapping[tuple[str, ...], Timer]
 
@@ -45,7 +46,9 @@ def _all_over(state: JobState, timers: Timers, now: float, settings: Coordinator
         return None
     lost = ", ".join(m.agent for m in state.gone)
     done = len(state.view.done)
-    return f"{done} agents ended well; {lost} lost without a failure of their own" if lost else "all agents ended well"
+    if not lost:
+        return "all agents ended well"
+    return f"{counted(done, 'agent')} ended well; {lost} lost without a failure of their own"
 
 
 def profiles_due(ended: Sequence[JobState], world: World, settings: CoordinatorSettings) -> list[SetProfile]:

@@ -28,6 +28,7 @@ from heet_elastic.model import (
     configuration_of,
     order_members,
 )
+from heet_elastic.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _breaks_limits(state: JobState, members: Sequence[Member]) -> str:
         return f"waits for a placement on {spec.min_hosts} to {spec.max_hosts} agents, {len(members)} would take part"
     whole = {o.agent: o.most_workers for o in state.offers}
     if spec.rigid and any(len(m.gpus) != whole.get(m.agent) for m in members):
-        return f"waits for a placement on {spec.min_hosts} whole agents"
+        return f"waits for a placement on {counted(spec.min_hosts, 'whole agent')}"
     if not spec.rigid and not spec.allows(workers):
         return f"waits for a placement with an allowed number of workers, {workers} is none"
     return ""

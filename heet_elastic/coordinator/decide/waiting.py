@@ -16,6 +16,7 @@ from heet_elastic.coordinator.decide.look import Look
 from heet_elastic.coordinator.decide.rounds import Plan
 from heet_elastic.coordinator.decide.state import JobState
 from heet_elastic.model import Exclusion, Host
+from heet_elastic.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ def _running(state: JobState, plan: Plan | None, *, measuring: bool) -> str:
     assert state.allocation is not None
     if state.frozen:
         done = len(state.view.done)
-        return f"finishes: {done} of {len(state.members) or done} agents have ended well, no plan touches it any more"
+        everybody = counted(len(state.members) or done, "agent")
+        return f"finishes: {done} of {everybody} have ended well, no plan touches it any more"
     if plan is not None and plan.allocation is not None:
         return plan.allocation.reason
     if state.restoring:
@@ -121,12 +123,13 @@ def _queued(state: JobState, facts: Facts) -> str:
     if places < spec.min_hosts:
         shut = "; ".join(f"{x.host} is excluded for {_span(_coarse(x))}: {x.reason}" for x in avoid.values())
         if avoid:
-            return f"waits for {spec.min_hosts - places} more of {spec.min_hosts} hosts; {shut}"
+            return f"waits for {spec.min_hosts - places} more of {counted(spec.min_hosts, 'host')}; {shut}"
         if spec.submitted and not any(has_heet_agent(h) for h in facts.hosts.values()):
             return "no host runs a heet-agent: start heet-agent on the hosts that this job may use"
+        hosts = counted(spec.min_hosts, "host")
         if not state.agents:
-            return f"no agent of it is here: start torchrun with --rdzv-id={state.job} on {spec.min_hosts} hosts"
-        return f"{places} of at least {spec.min_hosts} hosts are here: start torchrun on {spec.min_hosts - places} more"
+            return f"no agent of it is here: start torchrun with --rdzv-id={state.job} on {hosts}"
+        return f"{places} of at least {hosts} are here: start torchrun on {spec.min_hosts - places} more"
     if state.job in facts.settling:
         return "an agent of it has just come: waits a moment for others"
     least = max(spec.min_workers, spec.min_hosts)
@@ -134,12 +137,11 @@ def _queued(state: JobState, facts: Facts) -> str:
         least = max(least, spec.min_hosts * min(o.most_workers for o in here))
     most = sum(min(o.most_workers, facts.devices(o.host)) for o in here) + sum(facts.devices(h) for h in startable)
     if most < least:
-        return (
-            f"needs at least {least} workers, the hosts where it can run have room for {most}: start it on more hosts"
-        )
+        workers = counted(least, "worker")
+        return f"needs at least {workers}, the hosts where it can run have room for {most}: start it on more hosts"
     return (
         f"waits in queue position {facts.place(state.job) or len(facts.queue)} of {len(facts.queue)}: "
-        f"needs at least {least} GPU{'s' if least > 1 else ''}, "
+        f"needs at least {counted(least, 'GPU')}, "
         f"{_capacity(state, facts)}"
     )
 
