@@ -61,8 +61,8 @@ class ForwardHook:
             first: Any = args[0] if args else None
             if self.minor:
                 pass
-            elif type(first) is watch.tensor_type and first.is_floating_point() and first.dim():
-                self.samples += first.size(0)  # as batch_size would say, without another call
+            elif type(first) is watch.tensor_type and first.is_floating_point() and (shape := first.shape):
+                self.samples += shape[0]  # as batch_size would say, without another call
             else:
                 samples, tokens = batch_size(args, kwargs)
                 self.samples += samples

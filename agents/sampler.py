@@ -291,16 +291,23 @@ def _untraced(sampler: Sampler) -> Any:
     """The step hook, run outside of torch.compile's tracing where a compiled function makes the step.
 
     `torch._disable_dynamo` (private) imports nothing before its first call; `torch.compiler.disable` would import
-    Dynamo with torch. Without it the hook is traced, and then it does nothing.
+    Dynamo with torch. It costs more than all the rest of the hook, so it is left out where Dynamo is not at work in
+    this thread: asked of a private function, and where there is none, it is never left out. Without
+    `_disable_dynamo` the hook is traced, and then it does nothing.
     """
-
+    compiling, after_step = torch.compiler.is_dynamo_compiling, sampler.after_step
     disable = getattr(torch, "_disable_dynamo", None)
-    if disable is not None:
-        return disable(functools.partial(sampler.after_step))
+    at_work = getattr(getattr(torch._C._dynamo, "eval_frame", None), "get_eval_frame_callback", None)
+    outside = None if disable is None else disable(functools.partial(after_step))
+    if outside is not None and at_work is None:
+        return outside
 
     def untraced(optimizer: Optimizer, *_: Any) -> None:
-        if not torch.compiler.is_dynamo_compiling():
-            sampler.after_step(optimizer)
+        if compiling() or (at_work is not None and at_work() is not None):
+            if outside is not None:
+                outside(optimizer)
+        else:
+            after_step(optimizer)
 
     return untraced
 
