@@ -46,6 +46,7 @@ class Chaos:
     coordinators: list[Proc] = field(default_factory=list)
     frozen: dict[int, tuple[Agent, float]] = field(default_factory=dict)
     leaving: list[Agent] = field(default_factory=list)
+    struck: list[tuple[float, str]] = field(default_factory=list)  # (when, job that was hit; empty = all)
 
     def begin(self) -> None:
         """Start everything and wait until every job steps."""
@@ -78,8 +79,8 @@ class Chaos:
         return sorted(k for k, a in self.agents.items() if a.alive)
 
     def fault(self) -> str:
-        """Do one thing; its name."""
-        faults: dict[str, tuple[float, Callable[[], bool]]] = {
+        """Do one thing; its name. Each kind tells which job it hit ("" = all), or None where it could do nothing."""
+        faults: dict[str, tuple[float, Callable[[], str | None]]] = {
             "join": (4, self._join),
             "kill worker": (3, self._kill_worker),
             "kill agent": (2, self._kill_agent),
@@ -93,8 +94,10 @@ class Chaos:
         self._thaw(False)
         while True:
             name = self.rng.choices(list(faults), [w for w, _ in faults.values()])[0]
-            if faults[name][1]():
+            hit = faults[name][1]()
+            if hit is not None:
                 self.events[name] += 1
+                self.struck.append((time.monotonic(), hit))
                 return name
 
     def _some(self) -> Agent | None:
@@ -102,70 +105,75 @@ class Chaos:
         able = [(j, h) for j, h in self.live() if sum(k[0] == j for k in self.live()) > 1]
         return self.agents[self.rng.choice(able)] if able else None
 
-    def _join(self) -> bool:
+    def _join(self) -> str | None:
         missing = [(j, h) for j in self.jobs for h in self.hosts if (j, h) not in self.live()]
-        if missing:
-            self.join(*self.rng.choice(missing))
-        return bool(missing)
+        if not missing:
+            return None
+        job, host = self.rng.choice(missing)
+        self.join(job, host)
+        return job
 
-    def _kill_worker(self) -> bool:
-        workers = [pid for k in self.live() for pid in self.agents[k].workers()]
-        if workers:
-            send([self.rng.choice(workers)], 9)
-        return bool(workers)
+    def _kill_worker(self) -> str | None:
+        workers = [(pid, job) for job, host in self.live() for pid in self.agents[job, host].workers()]
+        if not workers:
+            return None
+        pid, job = self.rng.choice(workers)
+        send([pid], 9)
+        return job
 
-    def _kill_agent(self) -> bool:
-        agent = self._some()
-        if agent is not None:
-            agent.kill()
-        return agent is not None
+    def _kill_agent(self) -> str | None:
+        return self._hit(Agent.kill)
 
-    def _crash(self) -> bool:
-        agent = self._some()
-        if agent is not None:
-            agent.crash_now()
-        return agent is not None
+    def _crash(self) -> str | None:
+        return self._hit(Agent.crash_now)
 
-    def _terminate(self) -> bool:
-        agent = self._some()
-        if agent is not None:
+    def _terminate(self) -> str | None:
+        def leave(agent: Agent) -> None:
             agent.terminate()
             self.leaving.append(agent)
-        return agent is not None
 
-    def _freeze(self) -> bool:
+        return self._hit(leave)
+
+    def _freeze(self) -> str | None:
+        def freeze(agent: Agent) -> None:
+            agent.freeze()
+            self.frozen[agent.pid] = (agent, time.monotonic() + self.rng.uniform(0.5, 6))
+
+        return self._hit(freeze) if len(self.frozen) < 2 else None
+
+    def _hit(self, what: Callable[[Agent], object]) -> str | None:
         agent = self._some()
-        if agent is None or len(self.frozen) > 1:
-            return False
-        agent.freeze()
-        self.frozen[agent.pid] = (agent, time.monotonic() + self.rng.uniform(0.5, 6))
-        return True
+        if agent is None:
+            return None
+        what(agent)
+        return agent.job
 
     def _thaw(self, all_: bool) -> None:
         for pid, (agent, until) in list(self.frozen.items()):
             if all_ or time.monotonic() > until or not agent.alive:
                 if agent.alive:
                     agent.thaw()
+                    self.struck.append((time.monotonic(), agent.job))
                 del self.frozen[pid]
 
-    def _kill_coordinator(self) -> bool:
+    def _kill_coordinator(self) -> str | None:
         victim = self.rng.randrange(len(self.coordinators))
         self.coordinators[victim].kill()
         self.coordinators[victim] = self.lab.start_coordinator(*COORDINATOR)
-        return True
+        return ""
 
-    def _kill_etcd(self) -> bool:
+    def _kill_etcd(self) -> str | None:
         self.lab.etcd.kill()
         self._pause(self.rng.uniform(0.2, 5))
         self.lab.etcd.start()
-        return True
+        return ""
 
-    def _wipe_etcd(self) -> bool:
+    def _wipe_etcd(self) -> str | None:
         self.lab.etcd.kill()
         self.lab.etcd.wipe()
         self._pause(self.rng.uniform(0.2, 2))
         self.lab.etcd.start()
-        return True
+        return ""
 
     def _pause(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -189,10 +197,17 @@ class Chaos:
         return codes
 
 
-def gaps(lab: Cluster, job: str) -> float:
-    """Longest time without any step of the job."""
+def gaps(lab: Cluster, job: str, struck: list[tuple[float, str]]) -> tuple[float, float]:
+    """(longest time without any step of the job, longest time from a fault to a step with no other fault between).
+
+    The first goes on for as long as faults come faster than workers can start. The second begins anew at every fault
+    that hit the job or what all jobs share.
+    """
     times = [e.t for e in lab.events(job, "STEP")]
-    return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+    hits = [t for t, hit in struck if hit in ("", job)]
+    longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+    last = [(b, max((t for t in hits if a < t < b), default=None)) for a, b in itertools.pairwise(times)]
+    return longest, max((b - t for b, t in last if t is not None), default=0.0)
 
 
 def steps_lost(lab: Cluster, job: str) -> tuple[int, int]:
@@ -253,6 +268,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if args.keep:
             print(f"logs: {folder}", file=sys.stderr)
     lost = {job: steps_lost(lab, job) for job in chaos.jobs}
+    silent = [gaps(lab, job, chaos.struck) for job in chaos.jobs]
     return {
         "events": args.events,
         "by_kind": dict(chaos.events),
@@ -262,7 +278,8 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "exit_codes": codes,
         "double_grants": double_grants(lab, chaos.jobs),
         "orphans": len(orphans),
-        "worst_recovery_s": round(max(gaps(lab, job) for job in chaos.jobs), 2),
+        "worst_recovery_s": round(max(longest for longest, _ in silent), 2),
+        "worst_recovery_after_the_last_fault_s": round(max(after for _, after in silent), 2),
         "steps_lost_beyond_checkpoint": sum(n for n, _ in lost.values()),
         "restarts": sum(n for _, n in lost.values()),
     }
