@@ -7,6 +7,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,8 @@ import traceback
 from types import TracebackType
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+MARK = ".torch"
+"""Beside the error file an empty one of this ending says that the worker came as far as `import torch`."""
 _MOST = 20_000
 """Characters of a traceback that are kept, from its end."""
 
@@ -30,6 +33,10 @@ def install() -> None:
             write(os.environ.get(ENV_ERROR_FILE, ""), kind, error, trace)
 
     sys.excepthook = hook
+    path = os.environ.get(ENV_ERROR_FILE, "")
+    if path:
+        with contextlib.suppress(OSError), open(path + MARK, "w"):  # noqa: PTH123
+            pass
 
 
 def write(path: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -101,6 +101,7 @@ class Member:
         self._ended: dict[int, Ended] = {}
         self._told: dict[int, Ended] = {}
         self._watching = False
+        self._watched_since = 0.0
         self._said = ""
         self._next_sample = 0.0
         self._next_locks = 0.0
@@ -143,6 +144,7 @@ class Member:
         """Workers of a round were started: look at them from now on."""
         with self.changed:
             self._pids, self._error_files, self._base_rank = dict(pids), dict(error_files), base_rank
+            self._watched_since = time.monotonic()
             self._ended, self._told = {}, {}
             self._watching = True
         self.update(workers=WorkerState.RUNNING, workers_round=round_, first_exit=False, failure=None)
@@ -274,7 +276,8 @@ class Member:
             self._local = replace(local, **facts)  # type: ignore[arg-type]
 
     def _failure(self, failed: Mapping[int, Ended]) -> Failure:
-        reports = {r: read_error(self._error_files.get(r), e.exit_code) for r, e in failed.items()}
+        lived_s = time.monotonic() - self._watched_since
+        reports = {r: read_error(self._error_files.get(r), e.exit_code, lived_s) for r, e in failed.items()}
         rank = next((r for r in reports if not reports[r].secondary), next(iter(reports)))
         report = reports[rank]
         return Failure(

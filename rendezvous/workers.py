@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heet_elastic.agents.last_words import MARK
+
 _SECONDARY = re.compile(
     r"NCCL|Gloo|gloo|ProcessGroup|DistBackendError|DistNetworkError|DistStoreError|Connection (closed|reset)"
     r"|Broken pipe|timed out|Timed out|recvValue failed|sendBytes failed",
@@ -57,8 +59,16 @@ class ErrorReport:
     secondary: bool = False
 
 
-def read_error(path: str | None, exit_code: int) -> ErrorReport:
-    """The error in a worker's error file (written by torch's @record and by heet's sampler), else its exit code."""
+EARLY_S = 60.0
+"""A worker that ends within this time of its start without having imported torch failed in its first imports. One that
+ends later may be a wrapper whose children did the work."""
+
+
+def read_error(path: str | None, exit_code: int, lived_s: float = float("inf")) -> ErrorReport:
+    """The error in a worker's error file (written by torch's @record and by heet's sampler), else its exit code.
+
+    An uncaught exception before `import torch` leaves no file, only Python's exit code and no mark: a place too.
+    """
     fallback = f"exit code {exit_code}"
     if exit_code < 0:
         try:
@@ -70,6 +80,9 @@ def read_error(path: str | None, exit_code: int) -> ErrorReport:
     except (OSError, ValueError):
         data = None
     if not isinstance(data, dict):
+        early = exit_code == 1 and lived_s < EARLY_S and path and Path(path).parent.is_dir()
+        if early and not Path(path + MARK).exists():
+            return ErrorReport("it ended with 1 before it imported torch", "before import torch")
         return ErrorReport(fallback)
     message = data.get("message")
     inner = message if isinstance(message, dict) else {}

@@ -176,6 +176,16 @@ def test_c13_a_failing_import_ends_the_job_with_the_real_error_shown(lab: Cluste
     assert any("a_module_that_does_not_exist" in a.output for a in agents)
 
 
+def test_c13_an_import_that_fails_before_torch_is_imported_ends_the_job_at_once(lab: Cluster):
+    script = lab.folder / "train.py"
+    script.write_text("import a_module_that_does_not_exist\nimport torch\n")
+    agents = [lab.torchrun(host=h, nnodes="2:2", max_restarts=5, script=script) for h in "ab"]
+    assert all(a.wait(SLOW * 2) for a in agents)
+    for agent in agents:
+        assert agent.output.count("No module named 'a_module_that_does_not_exist'") == 1, agent.tail()
+    assert any("before it imported torch (no restart can help)" in a.output for a in agents)
+
+
 def test_c17_the_rank_0_host_is_a_member_like_any_other(lab: Cluster):
     agents = {h: lab.torchrun(host=h, nnodes="1:3") for h in "abc"}
     joined(lab, *agents.values())

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from heet_elastic.agents.last_words import write
 from heet_elastic.rendezvous.workers import read_error
 
@@ -46,7 +48,22 @@ def test_an_end_without_exception_or_without_a_place_to_write_leaves_nothing(tmp
     assert run("from heet_elastic.agents import last_words; last_words.install()", tmp_path / "e").returncode == 0
     write("", ValueError, ValueError("x"), None)
     write(str(tmp_path / "no" / "such" / "folder"), ValueError, ValueError("x"), None)
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["e.torch"], "only the mark that torch was imported"
+
+
+@pytest.mark.parametrize(
+    ("program", "exit_code", "lived_s", "place"),
+    [
+        ("import a_module_that_does_not_exist", 1, 2.0, "before import torch"),
+        ("import a_module_that_does_not_exist", 1, 3600.0, ""),
+        ("raise SystemExit(1)", 1, 2.0, "before import torch"),
+        ("raise SystemExit(3)", 3, 2.0, ""),
+        ("from heet_elastic.agents import last_words; last_words.install(); raise SystemExit(1)", 1, 2.0, ""),
+    ],
+)
+def test_an_end_with_1_before_torch_was_imported_has_a_place(tmp_path, program, exit_code, lived_s, place):
+    assert run(program, tmp_path / "error.json").returncode == exit_code
+    assert read_error(str(tmp_path / "error.json"), exit_code, lived_s).place == place
 
 
 def test_without_a_report_the_exit_code_or_the_signal_is_the_error(tmp_path: Path):
