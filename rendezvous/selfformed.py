@@ -7,7 +7,9 @@ truth; claims keep two jobs on one host apart between a proposal and its locks. 
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from heet_elastic.model import (
     AgentRecord,
@@ -52,20 +54,26 @@ def propose(
         if noisy:
             return Proposal(None, vanished(noisy))
     if old and me.agent not in {m.agent for m in old}:
-        # Members alone know which hosts keep joining and dying.
-        return Proposal(
-            None, _missing(world, spec, old, [r.record for a, r in world.job.agents.items() if a == me.agent])
-        )
+        mine = [r.record for a, r in world.job.agents.items() if a == me.agent]
+        if len(old) < spec.max_hosts:
+            # Members alone know which hosts keep joining and dying.
+            blocked = _blocked(world, mine)
+            return Proposal(
+                None, blocked or "waits for the members to take it in (not at once where one was just lost)"
+            )
+        return Proposal(None, _missing(world, spec, old, mine))
     if old and any(not _running(world, m, allocation) for m in old):
         return Proposal(None, "the current round is still forming")
-    fresh = _candidates(world, memory, settings, timers, {m.agent for m in old})
+    shut = left_alone(memory, settings, timers.now)
+    fresh = _candidates(world, shut, {m.agent for m in old})
     joining = _devices(world, spec, fresh, old, timers)
+    missing = _missing(world, spec, old, fresh) + _said_of(shut, world)
     if not joining:
-        return Proposal(None, _missing(world, spec, old, fresh))
+        return Proposal(None, missing)
     most = {a: v.record.most_workers for a, v in world.job.agents.items()}
     members = order_members(allocation, fit(spec, [*old, *joining], most))
     if not members or (old and sum(len(m.gpus) for m in members) <= sum(len(m.gpus) for m in old)):
-        return Proposal(None, _missing(world, spec, old, fresh))
+        return Proposal(None, missing)
     full = len(old) + len(joining) >= spec.max_hosts
     arrivals = ",".join(sorted(r.agent for r in fresh))
     waited = (
@@ -97,19 +105,32 @@ def _running(world: World, member: Member, allocation: Allocation | None) -> boo
     return allocation is not None and record.round == allocation.round and record.state is AgentState.RUNNING
 
 
-def _candidates(
-    world: World, memory: Memory, settings: ProtocolSettings, timers: Timers, members: set[str]
-) -> list[AgentRecord]:
-    """Waiting agents that may join, by id; hosts that keep joining and dying are left alone for a while."""
+def left_alone(memory: Memory, settings: ProtocolSettings, now: float) -> dict[str, float]:
+    """Hosts that keep joining and dying, with the seconds for which they are still left alone (doubling)."""
+    ends = {
+        host: last + settings.flap_window_s * 2 ** min(losses - 1, 5)
+        for host, (losses, last) in memory.flaps.items()
+        if losses
+    }
+    return {host: end - now for host, end in sorted(ends.items()) if end > now}
+
+
+def _said_of(shut: Mapping[str, float], world: World) -> str:
+    """What is told of hosts that are left alone although an agent waits there; coarse, so that it seldom changes."""
+    waiting = {v.record.host for v in world.job.agents.values() if v.record.state is AgentState.WAITING}
+    parts = [f"{host} is left alone for {10 * ceil(s / 10)} s more" for host, s in shut.items() if host in waiting]
+    return f"; {' and '.join(parts)}: an agent there was lost soon after it had joined" if parts else ""
+
+
+def _candidates(world: World, shut: Container[str], members: set[str]) -> list[AgentRecord]:
+    """Waiting agents that may join, by id; not those on hosts that are left alone."""
     found = []
     for versioned in world.job.agents.values():
         record = versioned.record
         if record.agent in members or record.state is not AgentState.WAITING:
             continue
-        losses, last = memory.flaps.get(record.host, (0, 0.0))
-        if losses and timers.now - last < settings.flap_window_s * 2 ** min(losses - 1, 5):
-            continue
-        found.append(record)
+        if record.host not in shut:
+            found.append(record)
     return sorted(found, key=lambda r: r.agent)
 
 
@@ -159,12 +180,16 @@ def _missing(world: World, spec: JobSpec, old: tuple[Member, ...], fresh: list[A
         return ""
     if here < spec.min_hosts:
         return f"{here} of at least {counted(spec.min_hosts, 'agent')} are here (no coordinator leads)"
-    blocked = sorted({r.host for r in fresh if r.host not in world.hosts or not world.hosts[r.host].gpus})
-    if blocked:
-        return f"no devices are known on {', '.join(blocked)}"
+    if blocked := _blocked(world, fresh):
+        return blocked
     if old:
         return "the job runs with as many workers as it may have; this agent is a spare"
     return f"{here} agents are here, but their free devices do not add up to an allowed number of workers"
+
+
+def _blocked(world: World, fresh: list[AgentRecord]) -> str:
+    hosts = sorted({r.host for r in fresh if r.host not in world.hosts or not world.hosts[r.host].gpus})
+    return f"no devices are known on {', '.join(hosts)}" if hosts else ""
 
 
 def _write(

@@ -80,8 +80,8 @@ def read_error(path: str | None, exit_code: int, lived_s: float = float("inf")) 
     except (OSError, ValueError):
         data = None
     if not isinstance(data, dict):
-        early = exit_code == 1 and lived_s < EARLY_S and path and Path(path).parent.is_dir()
-        if early and not Path(path + MARK).exists():
+        early = exit_code == 1 and lived_s < EARLY_S
+        if path and early and Path(path).parent.is_dir() and not Path(path + MARK).exists():
             return ErrorReport("it ended with 1 before it imported torch", "before import torch")
         return ErrorReport(fallback)
     message = data.get("message")

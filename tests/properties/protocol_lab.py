@@ -8,7 +8,9 @@ store with its acknowledgements.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,14 +39,16 @@ from heet_elastic.rendezvous.protocol import advance
 from heet_elastic.rendezvous.values import Local, Memory, Order, ProtocolSettings, Target, WorkerState, World
 from heet_elastic.rendezvous.writes import transaction
 from heet_elastic.scheduler.policies import POLICIES
-from heet_elastic.store.api import Committed, Compare, Lease, Lost, Operation, Outcome, Put, View, absent
+from heet_elastic.store.api import Committed, Compare, Lease, Operation, Outcome, Put, View, absent
 from heet_elastic.store.fence import ensure_store_id, fence
 from heet_elastic.store.keys import Keys
 from heet_elastic.store.memory import MemoryStore
 from heet_elastic.store.records import encode
 from heet_elastic.store.snapshot import SnapshotDecoder
+from tests.faults.injector import FaultScript, FaultyStore
 
 JOB = "j"
+FATES = ("lost", "lost on the way", "applied but unknown", "late")
 SETTINGS = ProtocolSettings(ttl_s=2.0, acknowledge_s=2.0, stop_limit_s=20.0, fence_s=6.0)
 KEYS = Keys()
 
@@ -204,20 +208,27 @@ class LabAgent:
 class Lab:
     """The cluster. Every method is one event; `check` holds the invariants."""
 
-    def __init__(self, spec: JobSpec, hosts: int, devices: int = 1, settings: ProtocolSettings = SETTINGS) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        hosts: int,
+        devices: int = 1,
+        settings: ProtocolSettings = SETTINGS,
+        store: Callable[[Callable[[], float]], Any] | None = None,
+    ) -> None:
         self.now = 1000.0
         self.settings = settings
         self.spec = spec
         self.devices = devices
-        self.store = MemoryStore(lambda: self.now, threads=False)
+        self.store = store(lambda: self.now) if store else MemoryStore(lambda: self.now, threads=False)
+        self.script = FaultScript()
+        self.faulty = FaultyStore(self.store, self.script)
         self.agents: dict[str, LabAgent] = {}
         self.locks: dict[tuple[str, str], str] = {}
         self.acks: dict[tuple[int, tuple[str, ...]], set[str]] = {}
         self.coordinators: list[LabCoordinator] = []
         self.hosts = [f"h{i}" for i in range(hosts)]
         self.count = 0
-        self.fate: list[str] = []
-        self.fired: list[str] = []
         self.highest: dict[str, int] = {}
         self.restarts: dict[str, int] = {}
         self.ends: list[tuple[str, str]] = []
@@ -314,15 +325,23 @@ class Lab:
         self.store.advance()
 
     def txn(self, compares: list[Compare], operations: list[Operation]) -> Outcome:
-        fate = self.fate.pop(0) if self.fate else "applied"
-        if fate != "applied":
-            self.fired.append(fate)
-        outcome: Outcome = Lost(0)
-        if fate != "lost before":
-            outcome = self.store.txn(compares, operations)
-        if fate != "applied":
-            raise StoreUnavailableError(fate)
-        return outcome
+        return self.faulty.txn(compares, operations)
+
+    def disturb(self, fates: Sequence[str]) -> None:
+        """What becomes of the next transactions, one each (FATES)."""
+        self.undisturbed()
+        for n, fate in enumerate(fates, start=1):
+            match fate:
+                case "lost":
+                    self.script.lost_txn_at(n)
+                case "late":
+                    self.script.late_txn_at(n, after_calls=2)
+                case _:
+                    self.script.unknown_txn_at(n, applied=fate == "applied but unknown")
+
+    def undisturbed(self) -> None:
+        """Transactions are answered again."""
+        self.script.txns.clear()
 
     def unlock(self, agent: LabAgent) -> None:
         for device in [d for d, holder in self.locks.items() if holder == agent.id]:

@@ -14,9 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from heet_elastic.coordinator.settings import CoordinatorSettings
 from heet_elastic.model import JobSpec
 from heet_elastic.rendezvous.values import WorkerState
-from tests.properties.protocol_lab import SETTINGS, Lab, LabAgent, LabCoordinator
+from tests.properties.protocol_lab import FATES, SETTINGS, Lab, LabAgent, LabCoordinator
 
-FATES = st.sampled_from(["lost before", "applied but unknown"])
 LONG = os.environ.get("HEET_NIGHTLY") == "1"
 TIMES = CoordinatorSettings(
     cooldown_s=2, settle_s=0.5, settle_most_s=1, ttl_s=2, recovery_window_s=4, lock_report_s=1, exclusion_s=5
@@ -105,9 +104,9 @@ class ClusterMachine(RuleBasedStateMachine):
         if agent is not None:
             (self.lab.reconnect if agent.cut else self.lab.cut)(agent)
 
-    @rule(fates=st.lists(FATES, max_size=3))
-    def unknown_writes(self, fates: list[str]) -> None:
-        self.lab.fate.extend(fates)
+    @rule(fates=st.lists(st.sampled_from(FATES), max_size=3))
+    def disturbed_writes(self, fates: list[str]) -> None:
+        self.lab.disturb(fates)
 
     @rule()
     def emptied_store(self) -> None:
@@ -128,7 +127,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for agent in list(lab.agents.values()):
             if agent.cut or agent.lease is None or not agent.lease.alive:
                 lab.reconnect(agent)
-        lab.fate.clear()
+        lab.undisturbed()
         lab.settle(SETTINGS.stop_limit_s + TIMES.exclusion_s * 8, dt=0.5)
         for job in {a.job for a in lab.agents.values()}:
             self._check_job(job)

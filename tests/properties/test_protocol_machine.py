@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -10,18 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from heet_elastic.model import JobSpec
 from heet_elastic.rendezvous.values import WorkerState
-from tests.properties.protocol_lab import JOB, SETTINGS, Lab, LabAgent
+from heet_elastic.store.memory import MemoryStore
+from tests.properties.protocol_lab import FATES, JOB, SETTINGS, Lab, LabAgent
 
-FATES = st.sampled_from(["lost before", "applied but unknown"])
 LONG = os.environ.get("HEET_NIGHTLY") == "1"
 
 
 class ProtocolMachine(RuleBasedStateMachine):
     """One job, up to five agents on four hosts."""
 
+    def store(self, clock: Callable[[], float]) -> Any:
+        """The store under the lab."""
+        return MemoryStore(clock, threads=False)
+
     @initialize(least=st.integers(1, 2), most=st.integers(2, 4))
     def begin(self, least: int, most: int) -> None:
-        self.lab = Lab(JobSpec(JOB, "n", "i", min_hosts=least, max_hosts=max(most, least + 1)), hosts=4)
+        spec = JobSpec(JOB, "n", "i", min_hosts=least, max_hosts=max(most, least + 1))
+        self.lab = Lab(spec, hosts=4, store=self.store)
         self.wiped = 0.0
 
     def pick(self, number: int) -> LabAgent | None:
@@ -103,9 +110,9 @@ class ProtocolMachine(RuleBasedStateMachine):
         else:
             self.lab.cut(agent)
 
-    @rule(fates=st.lists(FATES, max_size=3))
-    def unknown_writes(self, fates: list[str]) -> None:
-        self.lab.fate.extend(fates)
+    @rule(fates=st.lists(st.sampled_from(FATES), max_size=3))
+    def disturbed_writes(self, fates: list[str]) -> None:
+        self.lab.disturb(fates)
 
     @rule()
     def emptied_store(self) -> None:
@@ -126,7 +133,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             agent.frozen = False
             if agent.cut or agent.lease is None or not agent.lease.alive:
                 lab.reconnect(agent)
-        lab.fate.clear()
+        lab.undisturbed()
         lab.settle(SETTINGS.stop_limit_s * 2 + 2 * SETTINGS.ttl_s)
         view = lab.view()
         if view.result is not None or lab.agents == {}:
@@ -135,13 +142,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         if view.frozen is not None or len({a.local.host for a in able}) < lab.spec.min_hosts:
             return
         stuck = {a.id: (a.local.workers.value, a.target.order.value, a.target.reason) for a in lab.agents.values()}
-        held = any("vanished with workers" in a.target.reason or "cannot use" in a.target.reason for a in able)
+        why = " ".join(a.target.reason for a in able)
+        held = any(words in why for words in ("vanished with workers", "cannot use", "is left alone for"))
         assert held or any(a.running for a in lab.agents.values()), stuck
 
 
 TestProtocol = ProtocolMachine.TestCase
 TestProtocol.settings = settings(
-    max_examples=2000 if LONG else 60,
+    max_examples=2000 if LONG else 80,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

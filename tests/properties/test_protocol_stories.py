@@ -197,3 +197,18 @@ def test_a_survivor_that_leaves_before_the_round_began_makes_room_when_its_worke
     lab.settle(10)
     assert a.id not in lab.agents
     assert b.running
+
+
+def test_who_waits_for_a_host_that_is_left_alone_is_told_until_when():
+    lab = Lab(replace(SPEC, min_hosts=2), hosts=3, settings=UNFENCED)
+    a, b = running(lab, "ab")
+    lab.crash(b)
+    lab.settle(5)
+    assert not a.running
+    lab.start("hb")
+    lab.settle(3)
+    assert not a.running
+    said = a.target.reason
+    assert "hb is left alone for 60 s more: an agent there was lost soon after it had joined" in said
+    lab.settle(SETTINGS.flap_window_s, dt=1.0)
+    assert a.running
