@@ -51,6 +51,8 @@ from heet_elastic.store.records import decode, encode
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS = Keys()
+PATIENCE_S = 300.0
+"""Longest wait for one answer: then the benchmark ends with a sentence."""
 COORDINATOR = ("--cooldown-s=0", "--settle-s=0.2", "--settle-most-s=0.5", "--log-level=warning")
 
 
@@ -239,7 +241,7 @@ def rounds(endpoint: str, agents: int, jobs: int, changes: int, seed: int, proce
             process.start()
             workers.append((ours, process))
         for pipe, _ in workers:
-            pipe.recv()
+            _answer(pipe)
         _say(f"{len(places)} agents are there")
         _until_quiet(written, 5.0)
         begin, usage = time.monotonic(), psutil.Process(leader.pid).cpu_times()
@@ -248,7 +250,7 @@ def rounds(endpoint: str, agents: int, jobs: int, changes: int, seed: int, proce
             k = rng.randrange(len(places))
             pipe = workers[k % processes][0]
             pipe.send(("swap", *places[k]))
-            pipe.recv()
+            _answer(pipe)
             if n % 20 == 0:
                 _say(f"{n} of {changes} changes")
         _until_quiet(written, 3.0)
@@ -273,6 +275,13 @@ def rounds(endpoint: str, agents: int, jobs: int, changes: int, seed: int, proce
         "coordinator_cpu_share": round((cpu.user + cpu.system - usage.user - usage.system) / took, 3),
         "coordinator_mb": round(memory, 1),
     }
+
+
+def _answer(pipe: Any) -> None:
+    """Wait for a process of agents; SystemExit when it says nothing."""
+    if not pipe.poll(PATIENCE_S):
+        raise SystemExit(f"a process of agents did not answer within {PATIENCE_S:g} s: fewer agents (--agents)?")
+    pipe.recv()
 
 
 def _watch_allocations(store: EtcdStore, written: dict[tuple[str, int], tuple[float, int]]) -> Mirror:
@@ -337,8 +346,11 @@ def full_store(endpoint: str, ended: int) -> dict[str, float]:
     leader = coordinator(endpoint)
     try:
         while KEYS.epoch not in store.read(KEYS.epoch).entries:
+            if leader.poll() is not None or time.monotonic() - begin > PATIENCE_S:
+                raise SystemExit(f"no coordinator leads {PATIENCE_S:g} s after its start: see what it said above")
             time.sleep(0.02)
         took = time.monotonic() - begin
+        usage = psutil.Process(leader.pid).cpu_times()
         kept = _await_retention(store)
     finally:
         leader.terminate()
@@ -346,7 +358,8 @@ def full_store(endpoint: str, ended: int) -> dict[str, float]:
     store.compact(store.read(KEYS.epoch).revision)
     size = store.status().database_bytes / 2**20
     store.close()
-    return {"start_s": round(took, 2), "etcd_mb": round(size, 1), "kept_jobs": kept}
+    cpu_s = round(usage.user + usage.system, 2)
+    return {"start_s": round(took, 2), "start_cpu_s": cpu_s, "etcd_mb": round(size, 1), "kept_jobs": kept}
 
 
 def _await_retention(store: EtcdStore) -> int:
@@ -393,6 +406,7 @@ def main() -> None:
         "coordinator_cpu_share": large["coordinator_cpu_share"],
         "coordinator_mb": large["coordinator_mb"],
         "start_s_10000_jobs": full["start_s"],
+        "start_cpu_s_10000_jobs": full["start_cpu_s"],
         "etcd_mb_10000_jobs": full["etcd_mb"],
         "kept_jobs": full["kept_jobs"],
         "agents": args.agents,
