@@ -67,7 +67,7 @@ class Problem:
 
     def current_workers_J(self) -> IntArray:
         """Workers that each job has now."""
-        return np.array([sum(n for _, n in p) for p in self.current], dtype=np.int64)
+        return np.array([sum(n for _, n in p) if p else 0 for p in self.current], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,16 @@ def settled_J(problem: Problem, now_J: FloatArray) -> BoolArray:
 
 
 def owed_J(problem: Problem, patience_s: float) -> BoolArray:
-    """Jobs that come before all others: they waited `patience_s`, or got less than their floor since."""
+    """Jobs that come before all others: they waited `patience_s`, or got less than their floor since.
+
+    Where there are more than the cluster holds, those that waited longest, then those furthest below their floor.
+    """
     least = np.maximum(problem.min_J, problem.min_hosts_J)
     beyond = np.maximum(problem.age_s_J - patience_s, 0.0)
-    poor = problem.received_s_JH.sum(axis=1) < FLOOR * least * beyond
-    owed: BoolArray = (problem.waited_s_J >= patience_s) | poor
+    lacks = FLOOR * least * beyond - problem.received_s_JH.sum(axis=1)
+    owed: BoolArray = (problem.waited_s_J >= patience_s) | (lacks > 0)
+    rows = np.flatnonzero(owed & ~problem.frozen_J)
+    if least[rows].sum() > problem.group_gpus_G.sum():
+        rows = rows[np.lexsort((-lacks[rows], -problem.waited_s_J[rows]))]
+        owed[rows[np.cumsum(least[rows]) > problem.group_gpus_G.sum()]] = False
     return owed

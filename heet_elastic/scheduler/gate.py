@@ -44,8 +44,9 @@ def keep_what_does_not_pay(
 ) -> BoolArray:
     """Undo changes that do not pay, where the GPUs are still there; free_H, type_J, workers_J change in place.
 
-    What is only predicted counts one standard deviation less. Returns the jobs that are rescaled or started. Growth and
-    moves are undone first, since that frees GPUs for undoing the rest.
+    What is only predicted counts one standard deviation less, but for growth on the type where the job runs: else a job
+    would never try more workers beside idle GPUs. Returns the jobs that are rescaled or started. Growth and moves are
+    undone first, since that frees GPUs for undoing the rest.
     """
     kind, held = options.current_type_J, options.current_J
     running = now_J > 0
@@ -54,8 +55,9 @@ def keep_what_does_not_pay(
     if len(rows):
         new = options.speed_JHW[rows, type_J[rows], workers_J[rows] - 1]
         if problem.log_std_JHW is not None:
+            grows = (type_J[rows] == kind[rows]) & (workers_J[rows] > held[rows])
             std = problem.log_std_JHW[rows, type_J[rows], workers_J[rows] - 1]
-            new = new * np.exp(-np.where(std > 0, std, 0.0))
+            new = new * np.exp(-np.where((std > 0) & ~grows, std, 0.0))
         gain = (1.0 - now_J[rows] / new) * horizon_J[rows]
         keeps = gain <= problem.rescale_up_s_J[rows] * dearness_J(problem)[rows]
         rows, gain = rows[keeps], gain[keeps]

@@ -7,7 +7,8 @@ the time D that a configuration lasts, a change that stalls the job for s second
 lesser of the job's own remaining time and the mean time between its rescales so far; s is its own cost of a rescale,
 which grows with the rescales that it has had (`charges`). Losing all GPUs costs a restart later: a running job counts
 T s / D on top of every configuration. What is only predicted counts one standard deviation less for a job that runs:
-the best of a handful of uncertain moves looks about that much better than it is.
+the best of a handful of uncertain moves looks about that much better than it is. Not so for growth on the type where it
+runs: else a job would never try more workers beside idle GPUs.
 """
 
 from __future__ import annotations
@@ -95,8 +96,10 @@ def _running(problem: Problem, options: Options, rows: IntArray) -> FloatArray:
         lasts = np.minimum(problem.remaining_J[rows, None, None] / speed, lasting[:, None, None])
     fraction = lasts / np.maximum(lasts + cost, TINY_S)
     if problem.log_std_JHW is not None:
-        fraction *= np.exp(-np.where(problem.log_std_JHW[rows] > 0, problem.log_std_JHW[rows], 0.0))
-    charged = speed * fraction
+        grows = here[:, :, None] & (counts > held[:, None, None])
+        std = problem.log_std_JHW[rows]
+        fraction *= np.exp(-np.where((std > 0) & ~grows, std, 0.0))
+    charged: FloatArray = speed * fraction
     sizes = Sizes(problem)
     for i in np.flatnonzero(options.stays_J[rows]).tolist():
         j, h, w = int(rows[i]), int(kind[i]), int(held[i]) - 1

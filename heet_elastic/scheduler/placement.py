@@ -11,9 +11,8 @@ count, or gets nothing. Every result is feasible.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 from heet_elastic.scheduler.api import BoolArray, Choice, Placed, Problem
 from heet_elastic.scheduler.consolidation import consolidate
@@ -153,8 +152,8 @@ class Placer:
     def _may_stay(self, j: int) -> bool:
         """Whether job j may go on as it is: intact, and within its limits (they may have changed meanwhile)."""
         kept = self.placed.get(j, {})
-        held = sum(kept.values())
-        return self.intact(j) and held in self._counts_down(j, held)[:1] and len(kept) >= self.problem.min_hosts_J[j]
+        held, enough = sum(kept.values()), len(kept) >= int(self.problem.min_hosts_J[j])
+        return enough and self.intact(j) and next(self._counts_down(j, held), 0) == held
 
     def faster(self, j: int, old: Where, new: Where) -> bool:
         """Whether job j is faster at `new`."""
@@ -183,7 +182,7 @@ class Placer:
         if len(where) == 1 or self.sizes.speed(j, tuple(where.items()))[1]:
             return where
         room = max(min(self.free.gpus[g], self.limit(j, g)) for g in self.free.groups[self.type_J[j]])
-        for fewer in self._counts_down(j, min(room, want - 1))[:1]:
+        for fewer in islice(self._counts_down(j, min(room, want - 1)), 1):
             alone = self.fresh(j, fewer, (self.type_J[j],)) if fewer > held else None
             if alone is not None and not self.faster(j, alone, where):
                 return alone
@@ -196,11 +195,14 @@ class Placer:
             return where
         return self.fresh(j, want, (self.type_J[j],))
 
-    def _counts_down(self, j: int, most: int) -> list[int]:
-        """Allowed counts from `most` downwards."""
+    def _counts_down(self, j: int, most: int) -> Iterator[int]:
+        """Allowed counts from `most` downwards; mostly the first is all that is asked for."""
         if self._allowed_JW is None:
             self._allowed_JW = counts_JW(self.problem)
-        return [int(w) + 1 for w in np.flatnonzero(self._allowed_JW[j, :most])[::-1]]
+        allowed = self._allowed_JW[j]
+        for workers in range(min(most, len(allowed)), 0, -1):
+            if allowed[workers - 1]:
+                yield workers
 
     def _best(self, j: int, kept: Where, want: int) -> Where | None:
         """A place for `want` workers that extends `kept`, or a fresh one where that is faster; None = no place."""
@@ -225,7 +227,7 @@ class Placer:
 
     def _span(self, j: int, want: int) -> Where | None:
         """Workers over several host types, for a job whose smallest allowed count is too large for each one alone."""
-        smallest = self._counts_down(j, want)[-1:]
+        smallest = list(self._counts_down(j, want))[-1:]
         types = range(len(self.problem.host_types))
         if not smallest or any(self._room(j, h) >= smallest[0] for h in types):
             return None

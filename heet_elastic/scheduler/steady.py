@@ -12,8 +12,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from heet_elastic.scheduler.api import DENSE, FloatArray, Problem
+from heet_elastic.scheduler.api import DENSE, BoolArray, IntArray, Problem
 from heet_elastic.scheduler.density import table_hosts_HW
 
 BEND = 0.05
@@ -23,8 +24,8 @@ REACH = float(np.log(2.0))
 
 
 @lru_cache(maxsize=64)
-def _smoother(hosts: tuple[int, ...]) -> FloatArray:
-    """S_WW: each row fits a line in ln w to the near cells on as many hosts, and reads it off at its own w."""
+def _smoother(hosts: tuple[int, ...]) -> NDArray[np.float32]:
+    """S_WW: each column fits a line in ln w to the near cells on as many hosts, and reads it off at its own w."""
     log_w, span = np.log(np.arange(1, len(hosts) + 1)), np.array(hosts)
     smoother = np.eye(len(hosts))
     for i in range(len(hosts)):
@@ -33,7 +34,7 @@ def _smoother(hosts: tuple[int, ...]) -> FloatArray:
             design = np.c_[np.ones(len(near)), log_w[near] - log_w[i]]
             smoother[i] = 0.0
             smoother[i, near] = np.linalg.pinv(design)[0]
-    return smoother
+    return smoother.T.astype(np.float32)
 
 
 def steadied(problem: Problem) -> Problem:
@@ -41,18 +42,18 @@ def steadied(problem: Problem) -> Problem:
     std = problem.log_std_JHW
     if std is None or not std.size:
         return problem
-    # Types of which a job has only some counts are left alone: a gap has no neighbours.
     dense = problem.throughput_JHWS[..., DENSE]
-    sure = std <= BEND / 4
-    smooth = ((dense > 1e-100) & (dense < 1e100)).all(axis=2) & ~sure.all(axis=2)
+    # Types of which a job has only some counts are left alone: a gap has no neighbours.
+    smooth: BoolArray = (dense.min(axis=2) > 1e-30) & (dense.max(axis=2) < 1e30) & (std.max(axis=2) > BEND / 4)
     if not smooth.any():
         return problem
     speed = problem.throughput_JHWS.copy()
     for h, hosts in enumerate(table_hosts_HW(problem).tolist()):
-        rows = np.flatnonzero(smooth[:, h])
-        if len(rows):
-            log_t, variance = np.log(dense[rows, h]), np.square(std[rows, h])
-            variance /= variance + BEND**2
-            pull = np.exp(variance * (log_t @ _smoother(tuple(hosts)).T - log_t))
-            speed[rows, h] *= pull[:, :, None]
+        some: IntArray = np.flatnonzero(smooth[:, h])
+        rows = slice(None) if len(some) == len(smooth) else some  # a view is cheaper than a copy
+        # Single precision: what is pulled is uncertain by far more than its rounding.
+        log_t, pull = np.log(dense[rows, h].astype(np.float32)), np.square(std[rows, h].astype(np.float32))
+        pull /= pull + np.float32(BEND**2)
+        pull *= log_t @ _smoother(tuple(hosts)) - log_t
+        speed[rows, h] *= np.exp(pull)[:, :, None]
     return replace(problem, throughput_JHWS=speed)

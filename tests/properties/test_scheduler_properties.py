@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from heet_elastic.scheduler.api import Choice, Problem
 from heet_elastic.scheduler.market import Market, market_value
 from heet_elastic.scheduler.matching import by_assignment, by_prices, match
-from heet_elastic.scheduler.options import build_options, permuted
+from heet_elastic.scheduler.options import build_options, permuted, type_gpus_H
 from heet_elastic.scheduler.placement import place
 from heet_elastic.scheduler.policies import POLICIES
 from heet_elastic.scheduler.sizes import reprice
@@ -125,7 +126,10 @@ def test_every_decision_is_feasible(name, asked):
     options = build_options(asked)
     free = ~options.fixed_J & (choice.workers_J > 0)
     used = np.bincount(choice.type_J[free], weights=choice.workers_J[free], minlength=len(asked.host_types))
-    assert (used <= options.gpus_H).all()
+    for j in np.flatnonzero(asked.frozen_J):
+        for group, workers in asked.current[j]:
+            used[asked.group_type_G[group]] += workers
+    assert (used <= type_gpus_H(asked)).all()
     assert all(options.speed_JHW[j, choice.type_J[j], choice.workers_J[j] - 1] > 0 for j in np.flatnonzero(free))
     assert ((choice.type_J >= 0) == (choice.workers_J > 0)).all()
 
@@ -205,14 +209,15 @@ def test_matching_is_of_least_weight_among_the_full_ones(data):
     price = np.array([[data.draw(cell) for _ in range(types)] for _ in range(jobs)])
     chunks = np.array([data.draw(st.integers(0, 4)) for _ in range(types)], dtype=np.int64)
     best = cheapest_full_matching(price, chunks)
-    solvers = [match]
+    solvers: list[Any] = [match]
     if np.isfinite(price).any(axis=1).all() and chunks.sum():
         solvers += [by_assignment, by_prices]
     for solve in solvers:
         type_J = solve(price, chunks)
         rows = np.flatnonzero(type_J >= 0)
         assert (np.bincount(type_J[rows], minlength=types) <= chunks).all()
-        assert (len(rows), float(price[rows, type_J[rows]].sum())) == (best[0], pytest.approx(best[1], rel=1e-9))
+        assert len(rows) == best[0]
+        assert float(price[rows, type_J[rows]].sum()) == pytest.approx(best[1], rel=1e-9)
 
 
 def best_value(value, gpus):

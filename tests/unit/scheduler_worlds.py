@@ -12,6 +12,9 @@ from heet_elastic.scheduler.api import Choice, Placed, Policy, Problem
 from heet_elastic.scheduler.placement import place
 from heet_elastic.scheduler.policies import POLICIES
 
+NOTHING: tuple[Placed, ...] = ((),)
+"""What one job has that has nothing."""
+
 
 def problem(table: Any, hosts: Sequence[tuple[int, int]], spread: Any = None, **given: Any) -> Problem:
     """table[j][h][w-1] = dense speed; hosts = (host type, GPUs) of each; `spread`: a factor or a table of its own.

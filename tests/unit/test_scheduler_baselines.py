@@ -95,7 +95,8 @@ def test_srsf_e_gives_leftover_gpus_to_the_largest_absolute_gain():
 
 
 def test_srsf_max_lets_each_job_take_all_it_can():
-    counts = srsf_counts(np.array([[1.0, 2.0, 3.0, 0.0], LINEAR[0], LINEAR[0]]), np.ones(3), np.arange(3), 6, "max")
+    curves, one = np.array([[1.0, 2.0, 3.0, 0.0], LINEAR[0], LINEAR[0]]), np.ones(3, dtype=np.int64)
+    counts = srsf_counts(curves, one, np.arange(3), 6, "max")
     assert counts.tolist() == [3, 3, 0]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from heet_elastic.scheduler.policies import POLICIES
-from tests.unit.scheduler_worlds import chosen, decided, problem
+from tests.unit.scheduler_worlds import NOTHING, chosen, decided, problem
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("heet", "market")
@@ -63,7 +63,7 @@ def test_s2_with_equal_gains_the_current_placement_wins(policy):
 def test_s2_the_total_rescale_cost_stays_below_what_it_gained(policy):
     """Over a day of changing neighbours the seconds spent in rescales are a small share of the job's life."""
     rng = np.random.default_rng(5)
-    cost, work, spent, age, rescales, placed = 30.0, 86400.0, 0.0, 0.0, 0, ((),) * 3
+    cost, work, spent, age, rescales, placed = 30.0, 86400.0, 0.0, 0.0, 0, NOTHING * 3
     while work > 0 and age < 86400.0:
         table = np.arange(1.0, 5.0) ** 0.8 * np.array([[[1.0]], [[rng.uniform(0.1, 9.0)]], [[rng.uniform(0.1, 9.0)]]])
         left = [max(work, 1.0), float(rng.uniform(10, 1e4)), float(rng.uniform(10, 1e4))]
@@ -92,7 +92,7 @@ def test_s2_the_total_rescale_cost_stays_below_what_it_gained(policy):
 def test_s3_a_stream_of_short_jobs_starves_nobody(policy, rigid):
     """Every decision meets fresh short jobs that would fill the cluster; the long one gets its least count anyway."""
     waited, longest, received = 0.0, 0.0, 0.0
-    placed = ((),) * 5
+    placed = NOTHING * 5
     table = np.tile(np.arange(1.0, 5.0), (5, 1, 1))
     for turn in range(80):
         asked = problem(

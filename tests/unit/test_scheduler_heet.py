@@ -15,7 +15,7 @@ from heet_elastic.scheduler.matching import match
 from heet_elastic.scheduler.options import build_options
 from heet_elastic.scheduler.pricing import price_JH
 from heet_elastic.scheduler.trading import Terms, trade
-from tests.unit.scheduler_worlds import chosen, decided, problem, then
+from tests.unit.scheduler_worlds import NOTHING, chosen, decided, problem, then
 
 ALL = np.ones(1)
 
@@ -81,7 +81,7 @@ def test_chunks_do_not_flip_while_agents_come_and_go():
 def test_no_job_is_resized_back_and_forth_as_agents_arrive():
     """GPUs of arriving hosts come one by one; the size of the job that runs goes up only."""
     table = np.tile(np.arange(1.0, 13.0) ** 0.9, (3, 1, 1))
-    placed, sizes = ((),) * 3, []
+    placed, sizes = NOTHING * 3, []
     for gpus in range(4, 13):
         hosts = [(0, min(4, gpus - at)) for at in range(0, gpus, 4)]
         asked = problem(table, hosts, rescale_up_s_J=1.0, age_s_J=10.0 * gpus, rescales_J=gpus - 4, current=placed)

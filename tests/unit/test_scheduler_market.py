@@ -13,7 +13,7 @@ from heet_elastic.scheduler.clearing import clear
 from heet_elastic.scheduler.density import fewest_hosts_JHW, table_hosts_HW
 from heet_elastic.scheduler.market import Market, duality_gap
 from heet_elastic.scheduler.steady import steadied
-from tests.unit.scheduler_worlds import chosen, decided, problem
+from tests.unit.scheduler_worlds import NOTHING, chosen, decided, problem
 
 
 def best_by_dynamic_programming(value, gpus):
@@ -109,7 +109,7 @@ def test_a_rescale_must_pay_within_the_time_that_is_left():
 def test_no_job_is_rescaled_for_ever(policy):
     """However often speeds change, a job is rescaled at most FREE + ln(time left / cost) / ln(DEARER) times."""
     rng = np.random.default_rng(0)
-    cost, work, rescales, placed, age = 9.0, 86400.0, 0, ((),), 0.0
+    cost, work, rescales, placed, age = 9.0, 86400.0, 0, NOTHING, 0.0
     bound = FREE_RESCALES + np.log(work / cost) / np.log(DEARER) + 1
     for _ in range(600):
         asked = problem(
@@ -140,7 +140,7 @@ def test_dear_rescales_leave_more_jobs_as_they_are():
     rng = np.random.default_rng(3)
     changes = []
     for cost in (1.0, 30.0, 300.0):
-        placed, changed = ((),) * 4, 0
+        placed, changed = NOTHING * 4, 0
         rng = np.random.default_rng(3)
         for turn in range(40):
             speed = rng.uniform(0.5, 1.5, (4, 2, 1)) * np.arange(1.0, 5.0) ** 0.8
@@ -202,6 +202,21 @@ def test_a_running_job_does_not_move_for_a_gain_within_the_error_of_a_prediction
     here = {"current": (((0, 1),),), "remaining_J": 1e6, "rescale_up_s_J": 1.0, "age_s_J": 1e6}
     assert chosen(policy, problem([[[1.0], [1.2]]], [(0, 1), (1, 1)], log_std_JHW=std, **here)) == [("A", 1)]
     assert chosen(policy, problem([[[1.0], [1.2]]], [(0, 1), (1, 1)], **here)) == [("B", 1)]
+
+
+@pytest.mark.parametrize("policy", ["heet", "market"])
+@pytest.mark.parametrize("std", [0.2, 0.5, 1.0])
+def test_a_job_grows_beside_idle_gpus_however_uncertain_more_workers_are(policy, std):
+    asked = problem(
+        np.arange(1.0, 4.0)[None, None, :] ** 0.9,
+        [(0, 1)] * 3,
+        current=(((0, 1), (1, 1)),),
+        log_std_JHW=np.array([[[std, 0.0, std]]]),
+        remaining_J=1000.0,
+        rescale_up_s_J=5.0,
+        age_s_J=120.0,
+    )
+    assert chosen(policy, asked) == [("A", 3)]
 
 
 # -- density ----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_gavel_is_its_one_programme_where_the_other_was_not_run():
 
 
 def test_runs_are_kept_and_not_made_again(tmp_path, monkeypatch, capsys):
-    made = []
+    made: list[object] = []
 
     def perform(run, data):
         if len(made) == 2:
