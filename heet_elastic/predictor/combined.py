@@ -42,7 +42,7 @@ from heet_elastic.predictor.rows import Grid, IntArray, Rows, observe
 LINE_WEIGHT = 0.1
 """Prior weight of the line."""
 
-NEGLIGIBLE = 0.05
+NEGLIGIBLE = 0.02
 """Explanations with less than this share of the best one's weight are left out."""
 
 PAST_ITERATIONS = 1
