@@ -1,9 +1,11 @@
 """What a rescale must gain, and who is owed GPUs: the two bounds that `heet` and `market` share (docs/scheduling.md).
 
-Rescales. A job's first FREE_RESCALES must gain what they cost; each further one DEARER times as much as the one before.
-No change gains more than the time that is left, so after
-    k = FREE_RESCALES + ln(time left / cost) / ln(DEARER)
-rescales no further one can pay: the job is settled and keeps what it has to its end. That bounds any one job's number.
+Rescales. A job's first FREE_RESCALES must gain what they cost, and so must one more for every EARNS times that cost that
+it has lived; beyond those, each must gain DEARER times as much as the one before. No change gains more than the time that
+is left, so a job has at most
+    k = FREE_RESCALES + age / (EARNS cost) + ln(time left / cost) / ln(DEARER)
+rescales: when no further one can pay it is settled, and keeps what it has until it has earned another. Rescales then
+take at most 1 / EARNS of a long job's life.
 
 Waiting. A job is owed its least count when it has waited `patience_s`, or has had less than FLOOR of that count over
 its age beyond `patience_s`. Jobs that are owed GPUs come before all others.
@@ -16,6 +18,7 @@ import numpy as np
 from heet_elastic.scheduler.api import BoolArray, FloatArray, Problem
 
 FREE_RESCALES = 3
+EARNS = 100.0
 DEARER = 1.5
 FLOOR = 0.1
 LEAST_COST_S = 1.0
@@ -24,7 +27,8 @@ LEAST_COST_S = 1.0
 
 def dearness_J(problem: Problem) -> FloatArray:
     """How many times its cost the next rescale of each job must gain."""
-    over = np.clip(problem.rescales_J - FREE_RESCALES, 0, 100).astype(np.float64)
+    earned = problem.age_s_J / (EARNS * np.maximum(problem.rescale_up_s_J, LEAST_COST_S))
+    over = np.clip(problem.rescales_J - FREE_RESCALES - earned, 0.0, 100.0)
     dear: FloatArray = DEARER**over
     return dear
 

@@ -63,7 +63,7 @@ def test_elastic_launch_of_a_python_function_returns_its_values_and_raises_its_e
 
 
 def all_started(lab: Cluster, world: int) -> list[Event]:
-    """The starts of a world of this size, once there are as many: workers without a group do not wait for each other."""
+    """The starts of a world of this size, once there are as many: without a group workers do not wait for others."""
     starts = lab.events(kind="START", world=world)
     return starts if len(starts) >= world else []
 

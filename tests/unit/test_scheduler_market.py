@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heet_elastic.scheduler.bargain import Bargain
-from heet_elastic.scheduler.charges import DEARER, FREE_RESCALES, owed_J, settled_J
+from heet_elastic.scheduler.charges import DEARER, EARNS, FREE_RESCALES, owed_J, settled_J
 from heet_elastic.scheduler.clearing import clear
 from heet_elastic.scheduler.density import fewest_hosts_JHW, table_hosts_HW
 from heet_elastic.scheduler.market import Market, duality_gap
@@ -107,10 +107,10 @@ def test_a_rescale_must_pay_within_the_time_that_is_left():
 
 @pytest.mark.parametrize("policy", ["heet", "market"])
 def test_no_job_is_rescaled_for_ever(policy):
-    """However often speeds change, a job is rescaled at most FREE + ln(time left / cost) / ln(DEARER) times."""
+    """However often speeds change, a job is rescaled at most FREE + age / (EARNS cost) + ln(left / cost) / ln(DEARER) times."""
     rng = np.random.default_rng(0)
     cost, work, rescales, placed, age = 9.0, 86400.0, 0, NOTHING, 0.0
-    bound = FREE_RESCALES + np.log(work / cost) / np.log(DEARER) + 1
+    rich = FREE_RESCALES + np.log(work / cost) / np.log(DEARER) + 1
     for _ in range(600):
         asked = problem(
             rng.uniform(0.5, 4.0, (1, 2, 4)),
@@ -126,7 +126,7 @@ def test_no_job_is_rescaled_for_ever(policy):
         before, placed = placed[0], decided(policy, asked)
         rescales += bool(before) and before != placed[0]
         age += 300.0
-    assert FREE_RESCALES < rescales <= bound
+    assert FREE_RESCALES < rescales <= rich + age / (EARNS * cost)
 
 
 def test_the_bound_of_a_job_grows_with_the_logarithm_of_its_length():
