@@ -1,8 +1,8 @@
 """What a rescale must gain, and who is owed GPUs: the two bounds that `heet` and `market` share (docs/scheduling.md).
 
-Rescales. A job's first FREE_RESCALES must gain what they cost, and so must one more for every EARNS times that cost that
-it has lived; beyond those, each must gain DEARER times as much as the one before. No change gains more than the time that
-is left, so a job has at most
+Rescales. A job's first FREE_RESCALES must gain what they cost, and so must one more for every EARNS times that cost
+that it has lived; beyond those, each must gain DEARER times as much as the one before. No change gains more than the
+time that is left, so a job has at most
     k = FREE_RESCALES + age / (EARNS cost) + ln(time left / cost) / ln(DEARER)
 rescales: when no further one can pay it is settled, and keeps what it has until it has earned another. Rescales then
 take at most 1 / EARNS of a long job's life.

@@ -107,7 +107,7 @@ def test_a_rescale_must_pay_within_the_time_that_is_left():
 
 @pytest.mark.parametrize("policy", ["heet", "market"])
 def test_no_job_is_rescaled_for_ever(policy):
-    """However often speeds change, a job is rescaled at most FREE + age / (EARNS cost) + ln(left / cost) / ln(DEARER) times."""
+    """However often speeds change, at most FREE + age / (EARNS cost) + ln(time left / cost) / ln(DEARER) times."""
     rng = np.random.default_rng(0)
     cost, work, rescales, placed, age = 9.0, 86400.0, 0, NOTHING, 0.0
     rich = FREE_RESCALES + np.log(work / cost) / np.log(DEARER) + 1
